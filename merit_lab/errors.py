@@ -1,0 +1,9 @@
+"""Errors whose message is for the person who typed the input, not for a programmer."""
+
+
+class InputError(ValueError):
+    """A recipe, text, path or option that cannot be used.
+
+    The message names what came, what was expected and what to do. The command line prints it
+    without a traceback and exits with code 2.
+    """

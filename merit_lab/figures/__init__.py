@@ -1,0 +1,55 @@
+"""Static figures, one function a figure, drawn from records. Widgets draw with them too.
+
+    from merit_lab import figures, runs
+    figures.show(figures.loss_and_logit(runs.read_many("data/runs")))
+
+curves.py: runs over time. sweeps.py: many finished runs. matrices.py: weights and ratios as heatmaps.
+output.py: show and save. style.py: colours, markers, scales.
+"""
+
+from .curves import (
+    Curve,
+    curves,
+    dashboard,
+    entropy_over_time,
+    logit_by_layer,
+    logit_growth,
+    loss_and_logit,
+    loss_curves,
+    ratio_over_time,
+    ratio_tensors,
+    seeds_band,
+    shares_over_time,
+    softmax_row,
+)
+from .output import alt_of, bundle, png, save, show
+from .style import LOOKS, look
+from .sweeps import ladder, loss_against_logit, sweep_batch, sweep_lr, table
+
+__all__ = [
+    "LOOKS",
+    "Curve",
+    "alt_of",
+    "bundle",
+    "curves",
+    "dashboard",
+    "entropy_over_time",
+    "ladder",
+    "logit_by_layer",
+    "logit_growth",
+    "look",
+    "loss_against_logit",
+    "loss_and_logit",
+    "loss_curves",
+    "png",
+    "ratio_over_time",
+    "ratio_tensors",
+    "save",
+    "seeds_band",
+    "shares_over_time",
+    "show",
+    "softmax_row",
+    "sweep_batch",
+    "sweep_lr",
+    "table",
+]

@@ -1,0 +1,79 @@
+"""Figures on their way out: PNG bytes, a notebook's display, files."""
+
+import io
+import os
+import threading
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ..errors import InputError
+from ..files import whole
+
+# Figures are drawn one at a time: matplotlib's caches of fonts and texts are shared between threads.
+_drawing = threading.Lock()
+
+
+def png(figure: Figure, fast: bool = False) -> bytes:
+    """The figure as a PNG, the same bytes for the same picture (no date, no version in it).
+
+    Args:
+        fast: less compression, for pictures that are soon replaced.
+    """
+    with _drawing:
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        size = canvas.get_width_height(physical=True)
+        picture = Image.frombuffer("RGBA", size, canvas.buffer_rgba(), "raw", "RGBA", 0, 1).convert("RGB")
+    out = io.BytesIO()
+    picture.save(out, format="PNG", compress_level=1 if fast else 6)
+    return out.getvalue()
+
+
+def show(figure: Figure, alt: str | None = None) -> None:
+    """Show a figure in a notebook: a PNG with alternative text.
+
+    The plain text beside it says what the figure shows, without sizes or measured numbers, so that nbval can
+    compare it on any machine. The alternative text, numbers and all, stands in the output's metadata.
+
+    Args:
+        alt: alternative text in place of the one generated from the data.
+    """
+    from IPython.display import display
+
+    data, metadata = bundle(figure, alt)
+    display(data, metadata=metadata, raw=True)
+
+
+def bundle(figure: Figure, alt: str | None = None) -> tuple[dict, dict]:
+    """What `show` displays: the data by MIME type, and its metadata."""
+    alt = alt or alt_of(figure)
+    what = getattr(figure, "what", None) or alt
+    return {"image/png": png(figure), "text/plain": what}, {"image/png": {"alt": alt}}
+
+
+def alt_of(figure: Figure) -> str:
+    """The figure's alternative text. InputError if it has none."""
+    alt = getattr(figure, "alt", None)
+    if not alt:
+        raise InputError("figure: it has no alternative text; pass alt=…, a sentence that says what it shows")
+    return alt
+
+
+def save(figure: Figure, stem: str | os.PathLike) -> tuple[Path, Path]:
+    """Write STEM.png and STEM.pdf, each whole. Returns their paths.
+
+    The same figure gives the same bytes. The alternative text goes into the PDF as its subject.
+    """
+    stem = Path(stem)
+    if stem.suffix in (".png", ".pdf"):
+        stem = stem.with_suffix("")
+    picture, page = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".pdf")
+    with whole(picture) as file:
+        file.write(png(figure))
+    about = {"CreationDate": None, "Creator": None, "Producer": None, "Subject": getattr(figure, "alt", None)}
+    with whole(page) as file, _drawing:
+        figure.savefig(file, format="pdf", metadata=about)
+    return picture, page

@@ -1,0 +1,97 @@
+"""Where files live, and how they are written: whole or not at all."""
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from .errors import InputError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def repo_root() -> Path | None:
+    """The checkout this package stands in, or None if it was installed as a wheel."""
+    root = PACKAGE.parent
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def data_dir() -> Path:
+    """The folder with corpora.toml: the checkout's data/, else the copy inside the wheel."""
+    root = repo_root()
+    return root / "data" if root else PACKAGE / "data"
+
+
+def cache_dir() -> Path:
+    """A writable folder for fetched and prepared texts; it is created if it is missing.
+
+    MERIT_LAB_DATA, if set, is taken at its word: InputError if it cannot be written.
+    Otherwise data/cache in the checkout, or the user's cache folder where that is read-only.
+    """
+    named = os.environ.get("MERIT_LAB_DATA")
+    if named:
+        folder = Path(named).expanduser().absolute()
+        if not _writable(folder):
+            raise InputError(
+                f"MERIT_LAB_DATA={named!r} is not a folder that can be written; "
+                "set it to one that can, or unset it to use the default"
+            )
+        return folder
+    root = repo_root()
+    if root and _writable(root / "data" / "cache"):
+        return root / "data" / "cache"
+    folder = _user_cache() / "merit_lab"
+    if not _writable(folder):
+        raise InputError(f"no writable folder for texts: tried {folder}; set MERIT_LAB_DATA to one that is")
+    return folder
+
+
+def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
+    """Write a file whole: a reader sees the old content or the new, never a part of it.
+
+    str is written as UTF-8 with the line ends it has. Folders above are made as needed.
+    """
+    with whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """A binary file that takes its name only once the block ended without an error."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since os.replace is atomic only within one file system.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # else a crash after the rename can leave an empty file
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _writable(folder: Path) -> bool:
+    # Tried, not asked: os.access says yes to root on a read-only file system.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _user_cache() -> Path:
+    if os.environ.get("XDG_CACHE_HOME"):
+        return Path(os.environ["XDG_CACHE_HOME"])
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home()))
+    return Path.home() / ".cache"

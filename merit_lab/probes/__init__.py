@@ -1,0 +1,53 @@
+"""Measurements of a model, its optimizer and a batch. Every probe is a function that changes nothing.
+
+    attention(model, tokens)         largest attention logit and entropy of every layer and head
+    mean_loss(model, x, y)           loss over many sequences, a piece at a time
+    ratios(step)                     how the trust ratios of one optimizer step are spread, and which one won
+    pattern(weight, n_head)          rows and columns of one matrix: sizes, similarity, outliers, norm gaps
+    logit_bound(model, tokens)       √d·‖W_Q‖_m·‖W_K‖_m·C_X² beside the true max attention logit
+    model_curvature(model, x, y)     top Hessian eigenvalue and trace; `curvature(loss, parameters)` for any loss
+"""
+
+from .attention import AttentionProbe, LargestLogit, attention, evaluating, mean_loss
+from .curvature import Curvature, curvature, hessian_vector_product, model_curvature
+from .ratios import RatioSummary, ratios
+from .rounding import round_
+from .weights import (
+    Lines,
+    LogitBound,
+    MatrixPattern,
+    QueryKey,
+    logit_bound,
+    norm_gap,
+    outliers,
+    pattern,
+    query_key_weights,
+    shuffled,
+    similarity,
+)
+
+__all__ = [
+    "AttentionProbe",
+    "Curvature",
+    "LargestLogit",
+    "Lines",
+    "LogitBound",
+    "MatrixPattern",
+    "QueryKey",
+    "RatioSummary",
+    "attention",
+    "curvature",
+    "evaluating",
+    "hessian_vector_product",
+    "logit_bound",
+    "mean_loss",
+    "model_curvature",
+    "norm_gap",
+    "outliers",
+    "pattern",
+    "query_key_weights",
+    "ratios",
+    "round_",
+    "shuffled",
+    "similarity",
+]

@@ -1,0 +1,228 @@
+"""A recipe: everything that decides a training run, in one place, checked when it is made.
+
+    recipe = Recipe.named("compare", optimizer="MERIT", seed=1)
+    recipe.replace(lr=2e-2).to_dict()
+
+The same recipe and seed on the same machine give the same numbers.
+"""
+
+import dataclasses
+import math
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import optim, text
+from .errors import InputError
+from .models import GPT2Config
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+PRECISIONS = ("auto", "fp32", "bf16")
+PAPER_ARGS = {"betas": (0.9, 0.95), "weight_decay": 0.1}  # MERIT paper, section on settings
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train, on what, how. Every field is checked; an InputError names the field, its value, and what is
+    allowed.
+    """
+
+    model: str | dict = "nano"  # a size ("nano", "gpt2", …) or {"named": "nano", "qk_norm": True, …}
+    text: str = "shakespeare"  # as merit_lab.text.load takes it: "shakespeare", "file:my.txt@gpt2", …
+    optimizer: str = "MERIT"  # AdamW, LAMB, MERIT, or any rung of the ladder
+    optimizer_args: dict[str, Any] = field(default_factory=dict)  # on top of betas (.9, .95), weight_decay .1
+    lr: float = 0.01  # peak learning rate
+    batch_size: int = 64  # sequences a step
+    micro_batch_size: int | None = None  # sequences a forward pass; None: as many as run well, at most 64
+    tokens: int = 1_000_000  # token budget; the number of steps follows from it
+    warmup: float = 0.02  # share of the steps that warm up
+    final_lr: float = 0.1  # share of the peak rate at the end of the cosine
+    grad_clip: float | None = 1.0  # largest global ℓ2 norm of the gradients; None: no clipping
+    seed: int = 0  # decides the first weights and the order of the data
+    device: str = "auto"  # CUDA if there is one, else the CPU
+    precision: str = "auto"  # bf16 autocast on CUDA, else fp32
+    block_size: int | None = None  # tokens a sequence; None: the model's own
+    probe_every: int | None = None  # steps between probes of attention and ratios; None: 30 in a run
+    eval_every: int | None = None  # steps between validation losses; None: 10 in a run
+    eval_sequences: int = 128  # sequences a validation loss is taken over
+
+    def __post_init__(self):
+        for name in ("batch_size", "tokens", "eval_sequences"):
+            self._check_count(name)
+        for name in ("micro_batch_size", "block_size", "probe_every", "eval_every"):
+            self._check_count(name, or_none=True)
+        self._check_number("lr", low=0)
+        self._check_number("warmup", low=0, high=1)
+        self._check_number("final_lr", low=0, high=1)
+        self._check_number("grad_clip", low=0, or_none=True, open_low=True)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise InputError(f"seed: got {self.seed!r}, expected a whole number from 0 to 2^63 - 1")
+        self._check_choice("device", DEVICES)
+        self._check_choice("precision", PRECISIONS)
+        text.check_spec(self.text)
+        self._check_optimizer()
+        config = self.model_config()  # checks the model
+        object.__setattr__(self, "block_size", config.block_size)
+        if self.tokens < self.tokens_per_step:
+            raise InputError(
+                f"tokens: got {self.tokens}, less than one batch: {self.batch_size} sequences of {self.block_size} "
+                f"tokens are {self.tokens_per_step}; raise tokens or lower batch_size"
+            )
+
+    # -- what follows from the fields ----------------------------------------------------------------------------
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one batch."""
+        return self.batch_size * self.block_size
+
+    @property
+    def n_steps(self) -> int:
+        """Optimizer steps: the token budget in whole batches."""
+        return self.tokens // self.tokens_per_step
+
+    def model_config(self, vocab_size: int | None = None) -> GPT2Config:
+        """The model's configuration; vocab_size comes from the text, unless the recipe sets it."""
+        if isinstance(self.model, str):
+            overrides = {"named": self.model}
+        elif isinstance(self.model, dict):
+            overrides = dict(self.model)
+        else:
+            raise InputError(f"model: got {self.model!r}, expected a size or a table such as {{'named': 'nano'}}")
+        name = overrides.pop("named", None)
+        if self.block_size is not None:
+            overrides["block_size"] = self.block_size
+        if vocab_size is not None:
+            overrides.setdefault("vocab_size", vocab_size)
+        try:
+            return GPT2Config.named(name, **overrides) if name is not None else GPT2Config(**overrides)
+        except TypeError:
+            known = ", ".join(f.name for f in dataclasses.fields(GPT2Config))
+            raise InputError(f"model: got {self.model!r}, expected the keys named, {known}") from None
+
+    def replace(self, **changes) -> "Recipe":
+        """A copy with other values, checked anew. A new model brings its own block_size unless one is given."""
+        if "model" in changes:
+            changes.setdefault("block_size", None)
+        _refuse_unknown(changes)
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values alone, for JSON."""
+        values = dataclasses.asdict(self)
+        values["optimizer_args"] = {k: list(v) if isinstance(v, tuple) else v for k, v in self.optimizer_args.items()}
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Recipe":
+        """The recipe of a table as `to_dict` makes it."""
+        if not isinstance(values, dict):
+            raise InputError(f"recipe: got {type(values).__name__}, expected a table of field = value")
+        _refuse_unknown(values)
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: str | Path, **changes) -> "Recipe":
+        """The recipe in a TOML file: `field = value` lines."""
+        path = Path(path)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"recipe: cannot read {path} ({error.strerror}); give a TOML file or a name") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"recipe: {path} is not TOML: {error}") from None
+        return cls.from_dict(values | changes)
+
+    @classmethod
+    def named(cls, name: str, **changes) -> "Recipe":
+        """A recipe of RECIPES. Its learning rate is the one found best for the optimizer asked for.
+
+        Args:
+            changes: fields to set otherwise.
+        """
+        preset = _preset(name)
+        _refuse_unknown(changes)
+        optimizer = changes.get("optimizer", "MERIT")
+        rates = preset.lr
+        values = preset.fields | {"optimizer": optimizer, "lr": rates.get(optimizer, rates["MERIT"])} | changes
+        if "model" in changes and "block_size" not in changes:
+            values.pop("block_size", None)
+        return cls(**values)
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def _check_count(self, name, or_none=False):
+        value = getattr(self, name)
+        if value is None and or_none:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{name}: got {value!r}, expected a whole number ≥ 1{' or None' * or_none}")
+
+    def _check_number(self, name, low, high=math.inf, or_none=False, open_low=False):
+        value = getattr(self, name)
+        if value is None and or_none:
+            return
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not good or not low <= value <= high or (open_low and value == low):
+            bounds = f"{'> ' if open_low else '≥ '}{low}" if high == math.inf else f"from {low} to {high}"
+            raise InputError(f"{name}: got {value!r}, expected a finite number {bounds}{' or None' * or_none}")
+
+    def _check_choice(self, name, allowed):
+        value = getattr(self, name)
+        if value not in allowed:
+            raise InputError(f"{name}: got {value!r}, expected one of {', '.join(allowed)}")
+
+    def _check_optimizer(self):
+        if not isinstance(self.optimizer, str):
+            raise InputError(f"optimizer: got {self.optimizer!r}, expected a name such as 'MERIT'")
+        if not isinstance(self.optimizer_args, dict):
+            raise InputError(f"optimizer_args: got {self.optimizer_args!r}, expected a table of argument = value")
+        arguments = PAPER_ARGS | self.optimizer_args
+        if isinstance(arguments["betas"], list):
+            arguments["betas"] = tuple(arguments["betas"])
+        object.__setattr__(self, "optimizer_args", arguments)
+        try:  # the optimizer knows best which arguments it takes
+            optim.build(self.optimizer, [torch.zeros(1)], self.lr, **arguments)
+        except InputError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise InputError(f"optimizer_args: {error}") from None
+
+
+def _refuse_unknown(values):
+    known = [f.name for f in dataclasses.fields(Recipe)]
+    for name in values:
+        if name not in known:
+            raise InputError(f"recipe: got an unknown field {name!r}, expected one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A recipe by name: its fields, each optimizer's learning rate, and what it is for."""
+
+    purpose: str
+    fields: dict[str, Any]
+    lr: dict[str, float]
+
+
+RECIPES = {
+    "tiny": Preset(
+        "a few seconds on a CPU: to see that everything works",
+        {"model": "nano", "batch_size": 16, "tokens": 40_960, "eval_sequences": 16},
+        {"AdamW": 5e-3, "LAMB": 5e-2, "MERIT": 5e-2},
+    ),
+    "compare": Preset(
+        "a large batch on a CPU, a minute a run: the lab's main comparison",
+        {"model": "micro", "batch_size": 256, "tokens": 1_000_000},
+        {"AdamW": 3e-3, "LAMB": 5e-2, "MERIT": 3e-2},
+    ),
+}
+
+
+def _preset(name: str) -> Preset:
+    if name not in RECIPES:
+        raise InputError(f"recipe: got {name!r}, expected one of {', '.join(RECIPES)} or a TOML file")
+    return RECIPES[name]

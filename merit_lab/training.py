@@ -1,0 +1,268 @@
+"""Training as a generator: one optimizer step an iteration, one StepRecord a step.
+
+    for record in train(Recipe.named("tiny", optimizer="MERIT")):
+        print(record.step, record.train_loss)
+
+Who iterates decides: not calling `next` is pause, leaving the loop is stop, `zip(train(a), train(b))` is lockstep.
+The trainer knows nothing of progress bars, files or widgets.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import optim, probes, text
+from .errors import InputError
+from .models import GPT2
+from .probes import round_
+from .recipe import Recipe
+from .schedule import learning_rate
+
+PROBE_SEQUENCES = 8  # attention is measured on this many held-out sequences, the same along a run
+LARGEST_MICRO_BATCH = 64
+
+
+@dataclass
+class StepRecord:
+    """What one optimizer step did. Fields below the line are None except at the steps where they are measured.
+
+    A record keeps no tensor: it is plain numbers, the same whether it comes from a live run or from a file.
+    """
+
+    step: int  # from 1
+    tokens: int  # seen so far
+    lr: float
+    train_loss: float  # nats a token, on this step's batch, before the step
+    grad_norm: float  # global ℓ2 norm of the gradients, before clipping
+    seconds: float  # since the run began, measuring included
+    diverged: bool = False  # the loss is not finite: this is the last record
+    # -- measured after the step, on held-out text --
+    val_loss: float | None = None  # nats a token
+    max_attention_logit: list[list[float]] | None = None  # n_layer x n_head, largest |z|
+    max_attention_logit_signed: list[list[float]] | None = None  # n_layer x n_head, largest z
+    attention_entropy: list[list[float]] | None = None  # n_layer x n_head, nats
+    largest_logit: dict | None = None  # probes.LargestLogit as a dict
+    ratios: dict[str, dict] | None = None  # parameter name -> probes.RatioSummary as a dict; empty for AdamW
+
+    @property
+    def peak_logit(self) -> float | None:
+        """Largest |attention logit| over all layers and heads, if measured."""
+        return max(map(max, self.max_attention_logit)) if self.max_attention_logit else None
+
+    def to_dict(self) -> dict:
+        """The fields that hold something."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "StepRecord":
+        """The record that `to_dict` wrote."""
+        return cls(**values)
+
+
+def train(recipe: Recipe, corpus: text.Corpus | None = None) -> "Training":
+    """A training run of this recipe, ready to be iterated over.
+
+    Args:
+        recipe: what to train.
+        corpus: the recipe's text, if it is loaded already; otherwise it is loaded here.
+    """
+    return Training(recipe, corpus)
+
+
+class Training(Iterator[StepRecord]):
+    """An iterator of StepRecords that holds what it trains.
+
+    Attributes:
+        recipe, corpus, model, optimizer, device.
+        n_steps: how many records there will be, unless the run diverges.
+        last: the latest record, None before the first.
+    """
+
+    def __init__(self, recipe: Recipe, corpus: text.Corpus | None = None):
+        self.recipe = recipe
+        self.device = pick_device(recipe.device)
+        self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
+        self.model = build_model(recipe, self.corpus).to(self.device)
+        self.optimizer = build_optimizer(recipe, self.model)
+        self.n_steps = recipe.n_steps
+        self.last: StepRecord | None = None
+        self._autocast = autocast(self.device, recipe.precision)
+        self._records = self._run()
+
+    def __next__(self) -> StepRecord:
+        self.last = next(self._records)
+        return self.last
+
+    def __len__(self) -> int:
+        return self.n_steps
+
+    def close(self) -> None:
+        """End the run here; further iteration yields nothing."""
+        self._records.close()
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def _run(self):
+        recipe, started = self.recipe, time.perf_counter()
+        for step in range(1, self.n_steps + 1):
+            lr = learning_rate(step, self.n_steps, recipe.lr, warmup=recipe.warmup, final=recipe.final_lr)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            loss = self._accumulate_gradients(step)
+            norm = clip_gradients(self.model.parameters(), recipe.grad_clip)
+            record = StepRecord(
+                step=step,
+                tokens=step * recipe.tokens_per_step,
+                lr=lr,
+                train_loss=loss,
+                grad_norm=norm.item(),
+                seconds=0.0,
+                diverged=not math.isfinite(loss),
+            )
+            if not record.diverged:
+                # A gradient that is not finite while the loss is: leave the step out, nothing becomes NaN.
+                self._step(record, take=math.isfinite(record.grad_norm))
+            record.seconds = round_(time.perf_counter() - started)
+            yield record
+            if record.diverged:
+                return
+
+    def _accumulate_gradients(self, step) -> float:
+        """Gradients of the mean loss over the whole batch, a micro-batch at a time. Returns that loss."""
+        recipe = self.recipe
+        x, y = text.batch(
+            self.corpus.train, recipe.block_size, recipe.batch_size, seed=recipe.seed, step=step
+        )  # (batch_size, block_size)
+        self.optimizer.zero_grad(set_to_none=True)
+        micro = recipe.micro_batch_size or min(recipe.batch_size, LARGEST_MICRO_BATCH)
+        total = torch.zeros((), device=self.device)
+        for piece_x, piece_y in zip(x.split(micro), y.split(micro), strict=True):
+            share = len(piece_x) / len(x)  # the last piece may be smaller
+            with self._autocast:
+                _, loss = self.model(piece_x.to(self.device), piece_y.to(self.device))
+            (loss * share).backward()
+            total += loss.detach() * share
+        return total.item()
+
+    def _step(self, record, take: bool):
+        recipe, step = self.recipe, record.step
+        probing = is_due(step, recipe.probe_every or max(1, self.n_steps // 30), self.n_steps)
+        if take and probing:
+            self.optimizer.watch()
+        if take:
+            self.optimizer.step()
+        if probing:
+            self._probe(record)
+        if is_due(step, recipe.eval_every or max(1, self.n_steps // 10), self.n_steps):
+            record.val_loss = self.val_loss()
+
+    # -- measuring -----------------------------------------------------------------------------------------------
+
+    def _probe(self, record):
+        record.ratios = {}
+        group = self.optimizer.param_groups[0]
+        switches = {name: group[name] for name in ("ratio", "bound") if name in group}
+        for name, parameter in self.model.named_parameters():
+            if parameter in self.optimizer.explained:
+                summary = probes.ratios(self.optimizer.explain(parameter), **switches)
+                if summary is not None:
+                    record.ratios[name] = summary._asdict()
+        self.optimizer.unwatch()
+        measured = self.attention()
+        record.max_attention_logit = _table(measured.max_logit)
+        record.max_attention_logit_signed = _table(measured.max_logit_signed)
+        record.attention_entropy = _table(measured.entropy)
+        largest = measured.largest._asdict()
+        record.largest_logit = largest | {
+            "logit": round_(largest["logit"]),
+            "softmax": [round_(p, 4) for p in largest["softmax"]],
+        }
+
+    def attention(self) -> probes.AttentionProbe:
+        """Attention logits now, on the fixed probe batch."""
+        x, _ = self.held_out(PROBE_SEQUENCES)
+        with self._autocast:
+            return probes.attention(self.model, x)
+
+    def val_loss(self, n_sequences: int | None = None) -> float:
+        """Validation loss now, nats a token, over evenly spaced held-out sequences."""
+        x, y = self.held_out(n_sequences or self.recipe.eval_sequences)
+        with self._autocast:
+            return probes.mean_loss(self.model, x, y)
+
+    def held_out(self, n_sequences: int) -> tuple[Tensor, Tensor]:
+        """Evenly spaced held-out sequences and their targets, the same for every seed: each (N, block_size)."""
+        x, y = text.fixed_batches(self.corpus.val, self.recipe.block_size, n_sequences)
+        return x.to(self.device), y.to(self.device)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------
+
+
+def build_model(recipe: Recipe, corpus: text.Corpus) -> GPT2:
+    """The recipe's model with its first weights: they depend on the seed alone, not on what was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return GPT2(recipe.model_config(corpus.vocab_size))
+
+
+def build_optimizer(recipe: Recipe, model) -> optim.Traced:
+    """The recipe's optimizer. Matrices decay; biases, gains and other 1-D tensors do not (as in nanoGPT)."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return optim.build(recipe.optimizer, [g for g in groups if g["params"]], recipe.lr, **recipe.optimizer_args)
+
+
+@torch.no_grad()
+def clip_gradients(parameters, max_norm: float | None) -> Tensor:
+    """Scale the gradients so that their global ℓ2 norm is at most max_norm; None only measures.
+
+    The norm is taken in float32 whatever the gradients' types. Where it is not finite the gradients are left as
+    they are, and the caller should leave out the step: scaled by 1 / inf they would become 0 or NaN.
+
+    Returns:
+        The norm before clipping, 0-D float32.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads]
+    norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    if max_norm is not None and torch.isfinite(norm) and norm > max_norm:
+        for grad in grads:
+            grad.mul_((max_norm / norm).to(grad.device, grad.dtype))
+    return norm
+
+
+def pick_device(name: str) -> torch.device:
+    """"auto" is CUDA if there is one, else the CPU. A device that is not there is an InputError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(name, False):
+        found = ", ".join(device for device, available in there.items() if available)
+        raise InputError(f"device: got {name!r}, but this machine has {found}; take one of these or 'auto'")
+    return torch.device(name)
+
+
+def autocast(device: torch.device, precision: str):
+    """The precision's context: bf16 autocast or nothing. "auto" is bf16 on a CUDA device that has it."""
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def is_due(step: int, every: int, n_steps: int) -> bool:
+    """Whether something done every so many steps is due: at the first step, the multiples, and the last."""
+    return step in (1, n_steps) or step % every == 0
+
+
+def _table(x: Tensor) -> list[list[float]]:
+    return [[round_(value) for value in row] for row in x.tolist()]
