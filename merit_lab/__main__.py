@@ -95,13 +95,34 @@ def main(
     """AdamW, LAMB and MERIT step by step: what a large batch does to a GPT-2."""
 
 
+def whole(value: str) -> int:
+    """A whole number. Which ones a field allows is for the recipe to say."""
+    try:
+        return int(value)
+    except ValueError:
+        raise typer.BadParameter(f"got {value!r}, expected a whole number") from None
+
+
+def number(value: str) -> float:
+    """A number."""
+    try:
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter(f"got {value!r}, expected a number") from None
+
+
+def count(value: str) -> int:
+    """A whole number from 0."""
+    if whole(value) < 0:
+        raise typer.BadParameter(f"got {value!r}, expected a whole number ≥ 0")
+    return whole(value)
+
+
 # -- options that several commands share ---------------------------------------------------------------------
 
 RecipeOption = Annotated[
     str,
-    typer.Option(
-        metavar="NAME|FILE.toml", help="A named recipe (see `recipes`) or a TOML file of its fields."
-    ),
+    typer.Option(metavar="NAME|FILE.toml", help="A named recipe (see `recipes`) or a TOML file of its fields."),
 ]
 Model = Annotated[
     str | None, typer.Option(metavar="SIZE", help="nano, micro, mini, base, gpt2, gpt2-medium or gpt2-large.")
@@ -110,15 +131,15 @@ Text = Annotated[
     str | None,
     typer.Option(metavar="SPEC", help="What to train on: shakespeare, file:PATH, … (see `text --help`)."),
 ]
-BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Sequences in a batch.")]
+BatchSize = Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Sequences in a batch.")]
 MicroBatchSize = Annotated[
-    int | None, typer.Option(metavar="N", help="Sequences in a forward pass: fewer need less memory.")
+    int | None, typer.Option(parser=whole, metavar="N", help="Sequences in a forward pass: fewer need less memory.")
 ]
 Tokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens to train on; the number of steps follows.")
+    int | None, typer.Option(parser=whole, metavar="N", help="Tokens to train on; the number of steps follows.")
 ]
 Seed = Annotated[
-    int | None, typer.Option(metavar="N", help="Decides the first weights and the order of the text.")
+    int | None, typer.Option(parser=whole, metavar="N", help="Decides the first weights and the order of the text.")
 ]
 Device = Annotated[
     str | None,
@@ -159,9 +180,7 @@ def compare(
     ] = "AdamW,LAMB,MERIT",
     lr: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=RATE", help="An optimizer's peak learning rate; else the recipe's. Repeatable."
-        ),
+        typer.Option(metavar="NAME=RATE", help="An optimizer's peak learning rate; else the recipe's. Repeatable."),
     ] = None,
     model: Model = None,
     text: Text = None,
@@ -183,9 +202,6 @@ def compare(
     (PNG and PDF) and the recorded runs in a folder. Runs of the same name that are there already are
     replaced, each when its new run is complete. Ctrl-C stops at once and keeps what was recorded.
     """
-    from . import compare as comparing
-    from . import text as texts
-
     fields = given(
         assignments,
         model=model,
@@ -197,8 +213,13 @@ def compare(
         device=device,
         precision=precision,
     )
+    rates = learning_rates(lr or [])
     names = [name.strip() for name in optimizers.split(",") if name.strip()]
-    entries = comparing.plan(recipe, names, learning_rates(lr or []), **fields)
+
+    from . import compare as comparing
+    from . import text as texts
+
+    entries = comparing.plan(recipe, names, rates, **fields)
     first = entries[0].recipe
     for entry in entries:
         comparing.check_writable(entry.path(out))
@@ -247,7 +268,7 @@ def train(
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(metavar="RATE", help="Peak learning rate; else the recipe's for the optimizer."),
+        typer.Option(parser=number, metavar="RATE", help="Peak learning rate; else the recipe's for the optimizer."),
     ] = None,
     model: Model = None,
     text: Text = None,
@@ -264,7 +285,7 @@ def train(
     ] = None,
     keep_weights: KeepWeights = False,
     sample: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Characters to let the model write when it is trained.")
+        int, typer.Option(parser=count, metavar="N", help="Characters to let the model write when it is trained.")
     ] = 0,
 ):
     """Train one GPT-2 with one optimizer, and record the run.
@@ -272,11 +293,6 @@ def train(
     While it runs, lines go to RUN.jsonl.partial; RUN.jsonl appears, or is replaced, when the run is complete.
     Ctrl-C stops at once and keeps the partial file.
     """
-    from . import compare as comparing
-    from . import runs
-    from . import text as texts
-    from .training import train as start
-
     fields = given(
         assignments,
         optimizer=optimizer,
@@ -290,12 +306,18 @@ def train(
         device=device,
         precision=precision,
     )
-    entry = comparing.resolve(recipe, **fields)
     if out is None and keep_weights:
         raise InputError("keep-weights: the weights are kept beside a recorded run; give --out RUN.jsonl too")
+    if out is not None and out.suffix != ".jsonl":
+        raise InputError(f"out: got {str(out)!r}, expected a name that ends in .jsonl")
+
+    from . import compare as comparing
+    from . import runs
+    from . import text as texts
+    from .training import train as start
+
+    entry = comparing.resolve(recipe, **fields)
     if out is not None:
-        if out.suffix != ".jsonl":
-            raise InputError(f"out: got {str(out)!r}, expected a name that ends in .jsonl")
         comparing.check_writable(out)
     chosen = entry.recipe
     corpus = texts.load(chosen.text, block_size=chosen.block_size)
@@ -329,9 +351,7 @@ def train(
     )
     if sample:
         typer.echo(
-            "No sample: the weights are of a run that diverged."
-            if run.diverged
-            else written_by(training, sample)
+            "No sample: the weights are of a run that diverged." if run.diverged else written_by(training, sample)
         )
     typer.echo(f"Written: {out}" if out else "Not recorded; --out RUN.jsonl records a run.")
 
@@ -347,9 +367,7 @@ def recipes():
         rates = [f"{optimizer} {rate:g}" for optimizer, rate in preset.lr.items()]
         batch = f"{recipe.batch_size} × {recipe.block_size}"
         size = f"{parameters(recipe) / 1e6:.2f} M"
-        rows.append(
-            [name, preset.purpose, str(recipe.model), size, batch, str(recipe.n_steps), "\n".join(rates)]
-        )
+        rows.append([name, preset.purpose, str(recipe.model), size, batch, str(recipe.n_steps), "\n".join(rates)])
     table(["recipe", "purpose", "model", "parameters", "batch", "steps", "learning rates"], rows)
     typer.echo("A batch is sequences × tokens. Parameters are counted with the 78 characters of Shakespeare.")
 
@@ -420,17 +438,13 @@ def given(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
         name, equals, value = assignment.partition("=")
         table, *entry = name.strip().split(".")
         if not equals or not table or len(entry) > 1:
-            raise InputError(
-                f"set: got {assignment!r}, expected FIELD=VALUE such as warmup=0.1 or model.qk_norm=true"
-            )
+            raise InputError(f"set: got {assignment!r}, expected FIELD=VALUE such as warmup=0.1 or model.qk_norm=true")
         if entry:
             if isinstance(fields.get(table), str):  # --model nano --set model.qk_norm=true
                 fields[table] = {"named": fields[table]}
             fields.setdefault(table, {})
             if not isinstance(fields[table], dict):
-                raise InputError(
-                    f"set: got {assignment!r}, but {table} is {fields[table]!r} and has no entries"
-                )
+                raise InputError(f"set: got {assignment!r}, but {table} is {fields[table]!r} and has no entries")
             fields[table][entry[0]] = toml_value(value)
         elif table in fields:
             raise InputError(f"set: got {assignment!r}, but {table} is given already; give it once")
@@ -519,16 +533,12 @@ def progress(recipes: list["Recipe"]) -> Iterator[Callable[["Recipe", "StepRecor
         expand=True,
     ) as bars:
         tasks = {
-            recipe.optimizer: bars.add_task(
-                recipe.optimizer.ljust(width), total=recipe.n_steps, state="waiting"
-            )
+            recipe.optimizer: bars.add_task(recipe.optimizer.ljust(width), total=recipe.n_steps, state="waiting")
             for recipe in recipes
         }
 
         def show(recipe, record):
-            state = (
-                f"{record.step}/{recipe.n_steps}  loss {record.train_loss:.3f}  {time_left(recipe, record)}"
-            )
+            state = f"{record.step}/{recipe.n_steps}  loss {record.train_loss:.3f}  {time_left(recipe, record)}"
             bars.update(tasks[recipe.optimizer], completed=record.step, state=state)
 
         yield show
@@ -602,9 +612,10 @@ def drawn(runs: list["Run"], stem: Path) -> list[str]:
     try:
         from . import figures
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in FIGURE_PACKAGES:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in FIGURE_PACKAGES:
             raise
-        return [f"no figure: {error.name} is not installed; {AGAIN}"]
+        return [f"no figure: {missing} is not installed; {AGAIN}"]
     return [str(path) for path in figures.save(figures.loss_and_logit(runs), stem)]
 
 

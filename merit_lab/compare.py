@@ -60,9 +60,7 @@ def resolve(source: str, **changes: Any) -> Entry:
         optimizer = changes.get("optimizer", base.optimizer)
         if optimizer != base.optimizer and "lr" not in changes:
             optim.named(optimizer)
-            raise InputError(
-                f"lr: {source} has a learning rate for {base.optimizer} alone; give {optimizer} its own"
-            )
+            raise InputError(f"lr: {source} has a learning rate for {base.optimizer} alone; give {optimizer} its own")
         recipe = base.replace(**_laid_over(base, changes))
         lr_from = source
     return Entry(recipe, "given" if "lr" in changes else lr_from)
@@ -86,12 +84,9 @@ def plan(source: str, optimizers: Iterable[str], lr: Mapping[str, float], **chan
         raise InputError("optimizers: got none, expected at least one name such as 'MERIT'")
     for name in lr:
         if name not in optimizers:
-            raise InputError(
-                f"lr: got a rate for {name!r}, which is not compared; expected {', '.join(optimizers)}"
-            )
+            raise InputError(f"lr: got a rate for {name!r}, which is not compared; expected {', '.join(optimizers)}")
     return [
-        resolve(source, **changes, optimizer=name, **({"lr": lr[name]} if name in lr else {}))
-        for name in optimizers
+        resolve(source, **changes, optimizer=name, **({"lr": lr[name]} if name in lr else {})) for name in optimizers
     ]
 
 
@@ -159,9 +154,7 @@ def check_writable(path: str | os.PathLike) -> None:
             pass
     except OSError as error:
         reason = "it is a file" if folder.is_file() else error.strerror
-        raise InputError(
-            f"out: got {folder}, which cannot be written ({reason}); give a folder that can"
-        ) from None
+        raise InputError(f"out: got {folder}, which cannot be written ({reason}); give a folder that can") from None
     if path.is_dir():
         raise InputError(f"out: got {path}, which is a folder; expected the name of a file")
 

@@ -139,9 +139,9 @@ def _read_documents(wheel: Path, entry: dict, clean: Callable[[str], str]) -> li
     return [Document(name, clean(texts[name])) for name in sorted(texts) if name not in entry["leave_out"]]
 
 
-# A stage direction: _Exit_, _[Aside]_ or __[Aside]_, over several lines at times.
-# Three plays leave out a _ here and there; from there on their brackets stand the wrong way round: ]Exit[.
-DIRECTION = re.compile(r"_+\[?([^_\[\]]*)\]?_+")
+# A stage direction: _Exit_, _[Aside]_ or __[Aside]_, over several lines at times, but not over a blank one.
+# In three plays one sign or the other is missing: [Aside]_ or [within_.
+DIRECTION = re.compile(r"(?:_+\[?|\[)((?:[^_\[\]\n]|\n(?!\n))*)(?:\]?_+|\])")
 
 
 def clean_play(markdown: str) -> str:
@@ -150,7 +150,6 @@ def clean_play(markdown: str) -> str:
     text = text.replace("&amp;", "&").replace("& c.", "&c.")
     text = "\n".join(_clean_line(line.rstrip(" \t")) for line in text.split("\n"))
     text = DIRECTION.sub(lambda match: f"[{match[1]}]" if match[1].strip() else "", text)
-    text = text.replace("_", "")
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

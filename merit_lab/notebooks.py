@@ -267,7 +267,7 @@ def has_a_head(lesson: Lesson) -> Iterator[str]:
         yield "cell 0: the first line is not a title ('# …')"
         return
     cost = next((line for line in lines if line.lstrip("*_> ").startswith("Time:")), "")
-    if not re.search(r"\d+ ?(s|min)\b.*CPU", cost) or "GPU" not in cost:
+    if not re.search(r"\d+ ?(s|min)\b[^;]*\bCPU", cost) or "GPU" not in cost:
         yield "cell 0: no line 'Time: … 20 s on 2 CPU cores … GPU …' that says what the lesson takes"
     for label, target in (("Previous", lesson.previous), ("Next", lesson.next)):
         found = re.search(rf"{label}: \[[^\]]+\]\(([^)]+)\)", first.source)

@@ -15,7 +15,7 @@ def tensor(values, dtype=torch.float64):
 
 
 def random(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def parameter(values, dtype=torch.float64):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil  # comes with ipykernel
 import pytest
 
 from merit_lab import bootstrap
@@ -175,25 +176,15 @@ def test_two_at_a_time_make_one(project):
 def test_a_set_up_waits_for_a_pip_that_outlived_the_one_before(project):
     first = project.catch_in_the_middle()
     # Only the script dies; its pip goes on writing.
-    [script] = [pid for pid in children(first.pid) if "bootstrap.py" in command_of(pid)]
-    os.kill(script, signal.SIGKILL)
+    below = psutil.Process(first.pid).children(recursive=True)
+    [script] = [process for process in below if "merit_lab/bootstrap.py" in process.cmdline()]
+    script.kill()
     second = project.start()
     assert "waiting" in second.stdout.readline()
     (project.root / "wait").unlink()
     out, _ = second.communicate(timeout=120)
     assert second.returncode == 0 and project.fit, out
     first.communicate(timeout=10)
-
-
-def children(pid):
-    """All processes below this one."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    below = [int(line.split()[0]) for line in table.splitlines() if int(line.split()[1]) == pid]
-    return below + [other for child in below for other in children(child)]
-
-
-def command_of(pid):
-    return subprocess.run(["ps", "-o", "comm=,args=", "-p", str(pid)], capture_output=True, text=True).stdout
 
 
 def test_a_moved_folder_is_set_up_anew(project):

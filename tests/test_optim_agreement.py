@@ -57,7 +57,7 @@ def golden_cases():
             yield pytest.param(name, case, id=f"{name}: {case['name']}")
 
 
-@pytest.mark.parametrize("name, case", golden_cases())
+@pytest.mark.parametrize("name, case", [*golden_cases()])
 def test_golden(name, case):
     parameters = [parameter(w) for w in case["weights"]]
     hyper = case["hyper"] | {"betas": tuple(case["hyper"]["betas"])}
@@ -152,7 +152,7 @@ def test_adamw_worked_case():
     optimizer = AdamW([p], lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for grad, expected in [(1.0, 0.8900000), (-2.0, 0.9174374), (0.5, 0.9219854)]:
         take(optimizer, [[tensor(grad)]])
-        assert p.item() == pytest.approx(expected, abs=5e-8)
+        assert p.item() == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize("variant, move", [("official", -0.0044721), ("paper", -0.002)])
@@ -246,11 +246,13 @@ def neighbours():
 
 @pytest.mark.parametrize("before, after", [pytest.param(a, b, id=b.name) for a, b in neighbours()])
 def test_each_rung_changes_something(before, after):
-    w, grad = awkward(5, 5)[0], random(5, 5, seed=1)
-    steps = [first_step(rung.name, w, grad) for rung in (before, after)]
-    difference = (steps[0].weight - steps[1].weight).abs().max()
-    # the variants differ on zero rows alone
-    assert difference > 1e-4
+    def difference(w):
+        a, b = (first_step(rung.name, w, random(5, 5, seed=1)).weight for rung in (before, after))
+        return (a - b).abs().max()
+
+    w = awkward(5, 5)[0]
+    # The variants differ on a zero row, the clip on weights above 1, the norms on those below.
+    assert max(difference(w), difference(0.1 * w)) > 1e-4
 
 
 @pytest.mark.parametrize("before, after", [pytest.param(a, b, id=b.name) for a, b in neighbours()])

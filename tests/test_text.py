@@ -100,6 +100,12 @@ def test_shakespeare_is_free_of_markdown():
     assert not set("#*_\\") & set(hamlet)
 
 
+def test_brackets_of_stage_directions_are_paired():
+    for part in documents("shakespeare"):
+        for document in part:
+            assert not re.search(r"[\[\]]", re.sub(r"\[[^\[\]]{1,1100}\]", "", document.text)), document.label
+
+
 def test_addresses_hold_out_the_years_that_end_in_7_and_show_each_character_in_training():
     split = documents("addresses")
     assert len(split.val) == 22
@@ -155,6 +161,8 @@ def test_file_out_of_a_wheel_is_checked(tmp_path):
         (r"O! __\[Aside]_ Well.", "O! [Aside] Well.\n"),
         ("_Enter two\nLords_\n", "[Enter two\nLords]\n"),
         ("he'll __\\[ ]_go", "he'll go\n"),
+        (r"\[Aside]_ Ah." + "\n\n_Exit_", "[Aside] Ah.\n\n[Exit]\n"),
+        (r"_Burthen _\[within_" + "\n\n_Exit_", "[Burthen ][within]\n\n[Exit]\n"),
         (r"1\. a \--b", "1. a --b\n"),
         ("A &amp; B, & c.", "A & B, &c.\n"),
         ("a\n\n\n\nb", "a\n\nb\n"),

@@ -4,7 +4,8 @@
     figures.show(figures.loss_and_logit(runs.read_many("data/runs")))
 
 curves.py: runs over time. sweeps.py: many finished runs. matrices.py: weights and ratios as heatmaps.
-output.py: show and save. style.py: colours, markers, scales.
+lessons.py: a few numbers as lines, heatmaps or text, no run behind them. output.py: show and save. style.py: colours,
+markers, scales.
 """
 
 from .curves import (
@@ -22,6 +23,7 @@ from .curves import (
     shares_over_time,
     softmax_row,
 )
+from .lessons import heatmaps, lines, side_by_side
 from .output import alt_of, bundle, png, save, show
 from .style import LOOKS, look
 from .sweeps import ladder, loss_against_logit, sweep_batch, sweep_lr, table
@@ -34,7 +36,9 @@ __all__ = [
     "curves",
     "dashboard",
     "entropy_over_time",
+    "heatmaps",
     "ladder",
+    "lines",
     "logit_by_layer",
     "logit_growth",
     "look",
@@ -48,6 +52,7 @@ __all__ = [
     "seeds_band",
     "shares_over_time",
     "show",
+    "side_by_side",
     "softmax_row",
     "sweep_batch",
     "sweep_lr",

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib import ticker
+from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -35,7 +36,9 @@ QUANTITIES = {
     "peak_logit": ("max attention logit", ""),
     "grad_norm": ("gradient norm", "global ℓ2"),
 }
+EVERY_STEP = ("train_loss", "grad_norm")
 LOSS = "loss (nats a token)"
+OVER = "#35e0d0"  # the outline of what exceeds the threshold
 SPREAD = ("range", "sd")
 
 
@@ -46,7 +49,8 @@ class Curve(NamedTuple):
     records: Sequence[StepRecord]
     optimizer: str | None
     recipe: object | None
-    line: str  # one of style.LINES: tells runs of the same optimizer apart
+    measured: Sequence[StepRecord]  # those records that measured more than the step itself
+    line: str = "-"  # one of style.LINES: tells runs of the same optimizer apart
 
     @property
     def look(self) -> style.Look:
@@ -60,8 +64,10 @@ class Curve(NamedTuple):
 
     def series(self, quantity) -> tuple[list[StepRecord], list[float]]:
         """The records that hold a quantity (a field's name or a function of a record), and its values."""
+        if quantity in EVERY_STEP:
+            return self.records, [getattr(record, quantity) for record in self.records]
         get = quantity if callable(quantity) else lambda record: getattr(record, quantity)
-        pairs = [(record, value) for record in self.records if (value := get(record)) is not None]
+        pairs = [(record, value) for record in self.measured if (value := get(record)) is not None]
         return [record for record, _ in pairs], [value for _, value in pairs]
 
 
@@ -114,7 +120,8 @@ def _curve(run) -> Curve:
     optimizer = recipe.optimizer if recipe is not None else next(
         (name for name in sorted(optim.OPTIMIZERS, key=len, reverse=True) if (label or "").startswith(name)), None
     )
-    return Curve(label or "", records, optimizer, recipe, "-")
+    measured = [r for r in records if r.val_loss is not None or r.max_attention_logit or r.ratios is not None]
+    return Curve(label or "", records, optimizer, recipe, measured)
 
 
 def _labels(found: list[Curve]) -> list[str]:
@@ -167,7 +174,9 @@ def loss_and_logit(runs, *, figure: Figure | None = None) -> Figure:
     page = drawing(figure, "loss and logit", 1, 2, size=(WIDTH, 3.5), legend=_legend(found, train=True))
     time = _time(found)
     _loss(page.panels[0], found, time)
+    page.panels[0].finish(y="auto")
     _logit(page.panels[1], found, time)
+    page.panels[1].finish(y="log")
     return page.describe(
         f"Two panels over {_over(time)} for {_named(found)}: loss, and max attention logit on a log scale with a "
         f"line at {THRESHOLD}.",
@@ -181,6 +190,7 @@ def loss_curves(runs, *, figure: Figure | None = None) -> Figure:
     page = drawing(figure, "loss", size=(WIDTH, 3.6), legend=_legend(found, train=True))
     time = _time(found)
     _loss(page.panels[0], found, time)
+    page.panels[0].finish(y="auto")
     return page.describe(f"Loss over {_over(time)} for {_named(found)}.", _loss_words(found))
 
 
@@ -235,7 +245,6 @@ def _loss(panel, found, time):
         records, y = curve.series("val_loss")
         panel.line((curve.label, "val"), time(records), y, **_marked(curve, len(y)))
     panel.words("loss (thin: train; marked: validation)", time.label, LOSS)
-    panel.finish(y="auto")
 
 
 def _logit(panel, found, time, by_layer=False):
@@ -253,7 +262,6 @@ def _logit(panel, found, time, by_layer=False):
     panel.level("threshold", THRESHOLD, f"{THRESHOLD}, as in the paper")
     title = "max attention logit" + (" (thin: each layer)" if by_layer else "")
     panel.words(title, time.label, "largest |q·k / √d|")
-    panel.finish(y="log")
 
 
 def _marked(curve, n_points):
@@ -315,20 +323,19 @@ def logit_growth(
     )  # fmt: skip
     panel = page.panels[0]
     edges_x, edges_y = _edges([r.step for r in records]), np.arange(len(values) + 1) - 0.5
-    mesh = panel.ax.pcolormesh(
-        edges_x, edges_y, np.ma.masked_invalid(values), norm=LogNorm(low, high), cmap="magma", rasterized=True
-    )
-    panel.keep("mesh", mesh)
-    outline = _outline(values >= THRESHOLD, edges_x, edges_y)
-    panel.keep("outline", panel.ax.add_collection(LineCollection(outline, colors="#35e0d0", linewidths=1.8)))
-    _colour_bar(page, panel, mesh)
+    if not panel.shows((curve.label, values.tobytes(), edges_x.tobytes()), "mesh", "outline"):
+        shown = np.ma.masked_invalid(values)
+        how = {"norm": LogNorm(low, high), "cmap": "magma"}
+        panel.keep("mesh", panel.ax.pcolormesh(edges_x, edges_y, shown, rasterized=True, **how))
+        outline = _outline(values >= THRESHOLD, edges_x, edges_y)
+        panel.keep("outline", panel.ax.add_collection(LineCollection(outline, colors=OVER, linewidths=1.8)))
+        _colour_bar(page, panel, how)
     panel.see(edges_x, edges_y)
     if at is not None:
         panel.line("at", [at, at], [edges_y[0], edges_y[-1]], color="white", linewidth=2.6, solid_capstyle="butt")
         panel.line("at 2", [at, at], [edges_y[0], edges_y[-1]], color=INK, linewidth=1, linestyle=(0, (3, 2)))
-    _one_step = _time([curve]).label
-    panel.words(f"{curve.label}: max attention logit; outlined where it is {THRESHOLD} or more", _one_step,
-                "layer.head" if per_head else "layer")  # fmt: skip
+    panel.words(f"{curve.label}: max attention logit; outlined where it is {THRESHOLD} or more",
+                _time([curve]).label, "layer.head" if per_head else "layer")  # fmt: skip
     panel.finish()
     _name_rows(panel.ax, n_layer, n_head if per_head else 0)
     panel.ax.set(xlim=(edges_x[0], edges_x[-1]), ylim=(edges_y[0], edges_y[-1]))
@@ -370,20 +377,19 @@ def _outline(mask, x, y):
     return segments
 
 
-def _colour_bar(page, panel, mesh):
-    if getattr(page, "bar", None) is not None:
-        page.bar.update_normal(mesh)
-    else:
-        box = panel.ax.get_position()
-        width = page.figure.get_size_inches()[0]
-        axes = page.figure.add_axes([box.x1 + 0.18 / width, box.y0, 0.16 / width, box.height])
-        page.bar = page.figure.colorbar(mesh, cax=axes)
-        page.bar.outline.set_visible(False)
-        axes.tick_params(labelsize=9, color=QUIET, labelcolor=INK)
-        axes.set_ylabel("max attention logit", fontsize=9, color=INK)
-    page.bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(style.plain))
-    page.bar.ax.yaxis.set_minor_locator(ticker.NullLocator())
-    page.bar.ax.axhline(THRESHOLD, color="#35e0d0", linewidth=1.8)
+def _colour_bar(page, panel, how):
+    if hasattr(page, "bar"):
+        return  # the drawing's name holds the limits, so that they are the same
+    box = panel.ax.get_position()
+    width = page.figure.get_size_inches()[0]
+    axes = page.figure.add_axes([box.x1 + 0.18 / width, box.y0, 0.16 / width, box.height])
+    page.bar = page.figure.colorbar(ScalarMappable(**how), cax=axes)
+    page.bar.outline.set_visible(False)
+    axes.tick_params(labelsize=9, color=QUIET, labelcolor=INK)
+    axes.set_ylabel("max attention logit", fontsize=9, color=INK)
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(style.plain))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.axhline(THRESHOLD, color=OVER, linewidth=1.8)
 
 
 def _name_rows(axes, n_layer, n_head):
@@ -428,11 +434,10 @@ def _softmax_bars(panel, record) -> str:
         return f"At step {record.step} attention was not measured."
     top = record.largest_logit
     weights = np.asarray(top["softmax"], float)
-    position = np.arange(len(weights))
-    edges = np.arange(len(weights) + 1) - 0.4
     # One outline in place of a rectangle a key: a context of 1024 draws as fast as one of 8.
-    panel.keep("bars", panel.ax.bar(position, weights, 0.8, color=style.LOOKS["AdamW"].color) if len(weights) <= 128
-               else panel.ax.stairs(weights, edges - 0.1, fill=True, color=style.LOOKS["AdamW"].color))  # fmt: skip
+    corners = (np.arange(len(weights))[:, None] + np.array([-0.4, -0.4, 0.4, 0.4])).ravel()
+    heights = (weights[:, None] * np.array([0, 1, 1, 0])).ravel()
+    panel.band("bars", corners, 0 * heights, heights, color=style.LOOKS["AdamW"].color, alpha=1)
     panel.line("key", [top["key"]], [weights[top["key"]]], marker="v", color=style.LOOKS["LAMB"].color, markersize=8,
                markeredgecolor=INK, markeredgewidth=0.6, linestyle="")  # fmt: skip
     panel.see([-0.6, max(len(weights) - 0.4, 4)], [0, 1])
@@ -629,20 +634,23 @@ def mean_shares(record: StepRecord, tensor: str | None = None) -> list[float] | 
 # -- live --------------------------------------------------------------------------------------------------------
 
 
-def dashboard(runs, *, tensor: str | None = None, at: int | None = None, figure: Figure | None = None) -> Figure:
+def dashboard(
+    runs, *, tensor: str | None = None, until: int | None = None, at: int | None = None, figure: Figure | None = None
+) -> Figure:
     """Four panels for runs side by side: loss; max attention logit, a thin line a layer; trust ratios; clip share.
 
     Args:
-        tensor: whose trust ratios and clip share; by default the median over tensors of their medians (band: of
-            their quartiles), and the mean clip share.
+        tensor: whose trust ratios and clip share; by default the median over tensors of their quartiles and median,
+            and the mean clip share.
+        until: the last step of the time axis, for runs that are still going.
         at: a step to mark, in replay.
     """
     found = curves(runs)
     page = drawing(figure, "dashboard", 2, 2, size=(WIDTH, 5.4), legend=_legend(found), hspace=0.8)
-    time = _time(found)
+    time, words, with_ratio = _time(found), [], []
     loss, logit, ratio, clip = page.panels
-    words = []
-    with_ratio = []
+    _loss(loss, found, time)
+    _logit(logit, found, time, by_layer=True)
     for curve in found:
         records, q = curve.series(lambda r: _typical(r, tensor))
         if not q:
@@ -653,22 +661,24 @@ def dashboard(runs, *, tensor: str | None = None, at: int | None = None, figure:
         clipped = [mean_shares(r, tensor)[4] for r in records]
         clip.line(curve.label, x, clipped, **_marked(curve, len(x)))
         words.append(f"{curve.label} {say(q[-1][2])} and {say(100 * clipped[-1], 2)} %")
-    if at is not None:
-        for panel in page.panels:
-            x = [at * found[0].records[0].tokens / found[0].records[0].step / 1e6] * 2 if time.tokens else [at, at]
-            panel.keep("at", panel.ax.axvline(x[0], color=QUIET, linewidth=1, linestyle=(0, (3, 2)), zorder=1.4))
-    _loss(loss, found, time)
-    _logit(logit, found, time, by_layer=True)
-    where = "none so far" if not with_ratio else short(tensor) if tensor else "all tensors"
+    where = short(tensor) if tensor else "all tensors"
+    if not with_ratio:
+        where = "none so far" if any(not c.records for c in found) else "none here"
     ratio.words(f"trust ratio: median, quartiles ({where})", time.label, "trust ratio")
     clip.words(f"clipped ({where})", time.label, "share of elements")
-    for panel in (ratio, clip):
-        panel.see(loss.ax.get_xlim(), [])
-    ratio.finish(y="log")
-    clip.finish(y_from=0)
-    clip.ax.set_ylim(0, max(clip.ax.get_ylim()[1], 0.02))
-    for panel in (logit, ratio, clip):
-        panel.ax.set_xlim(loss.ax.get_xlim())
+    clip.see([], [0, 0.02])
+    first = next((c.records[0] for c in found if c.records), None)
+    a_step = first.tokens / first.step / 1e6 if first and time.tokens else 1
+    ends = [0, (until or max((c.records[-1].step for c in found if c.records), default=1)) * a_step]
+    for panel in page.panels:
+        panel.see(ends, [])
+        if at is not None:
+            panel.line("at", [at * a_step] * 2, [0, 1], in_view=False, transform=panel.ax.get_xaxis_transform(),
+                       color=QUIET, linewidth=1, linestyle=(0, (3, 2)), zorder=1.4)  # fmt: skip
+    loss.finish(y="auto", calm=True)
+    logit.finish(y="log", calm=True)
+    ratio.finish(y="log", calm=True)
+    clip.finish(y_from=0, calm=True)
     numbers = f"{_loss_words(found)} {_logit_words(found)}"
     if words:
         numbers += f" Median trust ratio and clipped share now: {join(words)}."

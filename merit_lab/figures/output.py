@@ -20,11 +20,15 @@ def png(figure: Figure, fast: bool = False) -> bytes:
     """The figure as a PNG, the same bytes for the same picture (no date, no version in it).
 
     Args:
-        fast: less compression, for pictures that are soon replaced.
+        fast: for pictures that are soon replaced: less compression, and what has not changed is not drawn again.
     """
     with _drawing:
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
+        canvas = figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
+        drawing = getattr(figure, "drawing", None)
+        if drawing is None:
+            canvas.draw()
+        else:
+            drawing.paint(canvas, again=fast)
         size = canvas.get_width_height(physical=True)
         picture = Image.frombuffer("RGBA", size, canvas.buffer_rgba(), "raw", "RGBA", 0, 1).convert("RGB")
     out = io.BytesIO()

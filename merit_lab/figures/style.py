@@ -102,10 +102,16 @@ def plain(value: float, _position=None) -> str:
 
 
 class Panel:
-    """One axes of a drawing. Artists are kept under a key, so that a live picture only changes their data."""
+    """One axes of a drawing. Artists are kept under a key, so that a live picture only changes their data.
+
+    Lines, bands and the names of levels are "animated" in matplotlib's sense: `Drawing.paint` puts them on a ground
+    of axes, ticks and words, which it draws anew only where that has changed.
+    """
 
     def __init__(self, ax, frame=True):
         self.ax, self._artists, self._used = ax, {}, set()
+        self.version = 0  # counts the changes of what belongs to the ground
+        self._shown, self._finished = {}, False
         self._reset()
         ax.set_facecolor(GROUND)
         for side, spine in ax.spines.items():
@@ -116,7 +122,20 @@ class Panel:
 
     def _reset(self):
         self._used.clear()
-        self._x, self._y = [math.inf, -math.inf], [math.inf, -math.inf]
+        self._x, self._y = [math.inf, -math.inf, math.inf], [math.inf, -math.inf, math.inf]  # min, max, min > 0
+
+    def ground(self):
+        """What the ground shows; while it stays the same the ground need not be drawn again."""
+        ax = self.ax
+        return (
+            ax.get_visible(), self.version, ax.get_title(loc="left"), ax.get_xlabel(), ax.get_ylabel(), ax.get_xlim(),
+            ax.get_ylim(), tuple(ax.get_xticks()), tuple(ax.get_yticks()), ax.get_xscale(), ax.get_yscale(),
+        )  # fmt: skip
+
+    def moving(self):
+        """What stands on the ground, from back to front."""
+        found = [artist for artist in self._artists.values() if artist.get_animated() and artist.get_visible()]
+        return sorted(found, key=lambda artist: artist.get_zorder()) if self.ax.get_visible() else []
 
     def words(self, title="", x="", y=""):
         """Title and axis labels."""
@@ -137,10 +156,11 @@ class Panel:
             self.see(x, y)
         artist = self._artists.get(key)
         if artist is None:
-            (artist,) = self.ax.plot(x, y, **how)
+            (artist,) = self.ax.plot(x, y, animated=True, **how)
             self._artists[key] = artist
         else:
             artist.set_data(x, y)
+            artist.set_markevery(how.get("markevery"))
         self._used.add(key)
         return artist
 
@@ -151,17 +171,20 @@ class Panel:
         x, low, high = (np.asarray(v, float)[good] for v in (x, low, high))
         self.see(x, low)
         self.see(x, high)
-        self.keep(key, self.ax.fill_between(x, low, high, **{"linewidth": 0, "alpha": 0.18} | how))
+        how = {"linewidth": 0, "alpha": 0.18} | how
+        self._artists[key] = self.ax.fill_between(x, low, high, animated=True, **how)
+        self._used.add(key)
 
     def level(self, key, y, text="", **how):
         """A horizontal line across, with its name above its left end."""
         if key not in self._artists:
             how = {"color": INK, "linewidth": 1, "linestyle": (0, (5, 3)), "zorder": 1.5} | how
-            self._artists[key] = self.ax.axhline(y, **how)
+            self._artists[key] = self.ax.axhline(y, animated=True, **how)
             if text:
                 self._artists[key, "text"] = self.ax.annotate(
                     text, (0, y), (4, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
                     ha="left", va="bottom", fontsize=8.5, color=how["color"], zorder=4,
+                    animated=True,
                 )  # fmt: skip
                 halo = [patheffects.withStroke(linewidth=2.5, foreground=GROUND)]  # readable where curves cross
                 self._artists[key, "text"].set_path_effects(halo)
@@ -169,11 +192,20 @@ class Panel:
         self.see([], [y])
 
     def keep(self, key, artist):
-        """Any other artist under this key; the one before it goes."""
+        """Any other artist under this key, as part of the ground; the one before it goes."""
         self.drop(key)
+        self.version += 1
         self._artists[key] = artist
         self._used.add(key)
         return artist
+
+    def shows(self, content, *keys) -> bool:
+        """Whether these artists already show this content; then they stay. Otherwise draw and keep() them."""
+        if self._shown.get(keys) == content and all(key in self._artists for key in keys):
+            self._used |= set(keys)
+            return True
+        self._shown[keys] = content
+        return False
 
     def drop(self, key):
         """Take the artist of this key away, if there is one."""
@@ -187,38 +219,51 @@ class Panel:
             values = np.asarray(values, float)
             values = values[np.isfinite(values)]
             if values.size:
-                bounds[0], bounds[1] = min(bounds[0], values.min()), max(bounds[1], values.max())
+                bounds[:2] = min(bounds[0], values.min()), max(bounds[1], values.max())
+                bounds[2] = min(bounds[2], values[values > 0].min(initial=math.inf))
 
-    def finish(self, x="linear", y="linear", y_from=None, y_to=None, x_ticks=None):
-        """Take away what was not drawn this time; set scales, limits and ticks. y="auto": log where the range asks."""
+    def finish(self, x="linear", y="linear", y_from=None, y_to=None, x_ticks=None, calm=False):
+        """Take away what was not drawn this time; set scales, limits and ticks.
+
+        Args:
+            y: "auto" is a log scale where the values span more than a factor of 20.
+            y_from, y_to: fixed ends of the y axis.
+            calm: keep the limits there are while they suit, so that a live picture does not jump.
+        """
         for key in [k for k in self._artists if k not in self._used]:
             self.drop(key)
         if y == "auto":
             y = "log" if self._y[0] > 0 and self._y[1] / self._y[0] > 20 else "linear"
-        self._axis(self.ax.xaxis, x, self._x, 0.02, x_ticks)
-        low = self._y[0] if y_from is None else y_from
-        high = self._y[1] if y_to is None else y_to
-        self._axis(self.ax.yaxis, y, [low, high], 0.06, None, y_from is not None, y_to is not None)
+        self._axis(self.ax.xaxis, x, self._x, 0.02, x_ticks, (None, None), False)
+        self._axis(self.ax.yaxis, y, self._y, 0.06, None, (y_from, y_to), calm and self._finished)
+        self._finished = True
         self._reset()
 
-    def _axis(self, axis, scale, bounds, margin, ticks, hold_low=False, hold_high=False):
-        low, high = bounds
+    def _axis(self, axis, scale, bounds, margin, ticks, fixed, calm):
+        log = scale == "log"
+        to, back = (math.log10, lambda v: 10**v) if log else (float, float)
+        low, high = (bounds[2], bounds[1]) if log else bounds[:2]
         if not low <= high:
-            low, high = (0.1, 1) if scale != "linear" else (0, 1)
-        if scale != "linear":
-            low = max(low, 1e-30)
-            a, b = math.log10(low), math.log10(max(high, low))
-            room = max((b - a) * margin, 0.04)
-            low, high = (low if hold_low else 10 ** (a - room)), (high if hold_high else 10 ** (b + room))
-        else:
-            room = (high - low) * margin or abs(high) * margin or 1
-            low, high = low - room * (not hold_low), high + room * (not hold_high)
+            low, high = (0.1, 1.0) if log else (0.0, 1.0)
+        low, high = to(low if fixed[0] is None else fixed[0]), to(high if fixed[1] is None else fixed[1])
+        room = (high - low) * margin or abs(high) * margin or 1.0
+        if log:
+            room = max(room, 0.04)
+        limits = [low - room if fixed[0] is None else low, high + room if fixed[1] is None else high]
+        if calm and axis.get_scale() == scale:
+            was = [to(v) for v in self.ax.get_ylim()]
+            if was[0] <= limits[0] and limits[1] <= was[1] and limits[1] - limits[0] > 0.6 * (was[1] - was[0]):
+                limits = was
+            elif limits[0] < was[0] or limits[1] > was[1]:  # it grows: some room for what comes
+                extra = 0.1 * (limits[1] - limits[0])
+                limits = [limits[0] - extra * (fixed[0] is None and limits[0] < was[0]),
+                          limits[1] + extra * (fixed[1] is None and limits[1] > was[1])]  # fmt: skip
         if axis.get_scale() != scale:
             (self.ax.set_xscale if axis.axis_name == "x" else self.ax.set_yscale)(scale)
-        axis.axes.set(**{f"{axis.axis_name}lim": (low, high)})
+        low, high = back(limits[0]), back(limits[1])
+        self.ax.set(**{f"{axis.axis_name}lim": (low, high)})
         _ticks(axis, scale, low, high, ticks)
-        grid = self.ax.xaxis is not axis
-        if grid:
+        if axis.axis_name == "y":
             axis.grid(True, color=GRID, linewidth=0.8)
             self.ax.set_axisbelow(True)
 
@@ -255,6 +300,19 @@ class Drawing:
 
     def __init__(self, figure, kind, panels):
         self.figure, self.kind, self.panels = figure, kind, panels
+        self._ground = None
+
+    def paint(self, canvas, again: bool = False) -> None:
+        """Draw everything on an Agg canvas. again: reuse the ground of the last time, if it is still the same."""
+        state = [panel.ground() for panel in self.panels]
+        if again and self._ground is not None and self._ground[0] == state and self._ground[1] is canvas:
+            canvas.restore_region(self._ground[2])
+        else:
+            canvas.draw()
+            self._ground = (state, canvas, canvas.copy_from_bbox(self.figure.bbox)) if again else None
+        for panel in self.panels:
+            for artist in panel.moving():
+                panel.ax.draw_artist(artist)
 
     def describe(self, what: str, numbers: str = "") -> Figure:
         """Give the figure its alternative text: what it shows, then what the data says. Returns the figure.

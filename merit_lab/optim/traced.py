@@ -42,6 +42,7 @@ class Traced(torch.optim.Optimizer):
 
     step_function: Callable[..., tuple]
     counts_steps = True  # whether the step function takes `step`
+    hyper_names: tuple[str, ...]  # its other keywords; a group may hold more keys, of a scheduler or a user
     checks: ClassVar[dict[str, Callable]] = {}
 
     def __init__(self, params, defaults, *, maximize, skip_nonfinite):
@@ -52,6 +53,11 @@ class Traced(torch.optim.Optimizer):
         check_bool("skip_nonfinite", skip_nonfinite)
         self.skip_nonfinite = skip_nonfinite
         super().__init__(params, defaults | {"maximize": maximize})
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        keywords = inspect.signature(cls.step_function).parameters.values()
+        cls.hyper_names = tuple(k.name for k in keywords if k.kind == k.KEYWORD_ONLY and k.name != "step")
 
     # -- construction ------------------------------------------------------------------------------------------
 
@@ -138,8 +144,7 @@ class Traced(torch.optim.Optimizer):
         state = self._state_of(parameter)
         state["step"] += 1
         weight = _master_weight(parameter, state)
-        # by the names of our arguments: schedulers and users keep keys of their own in a group
-        hyper = {name: group[name] for name in self.defaults if name != "maximize"}
+        hyper = {name: group[name] for name in self.hyper_names}
         if self.counts_steps:
             hyper["step"] = state["step"]
         result = type(self).step_function(

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import InputError
 from .attention import _attention_inputs, attention
 
-OUTLIER_DEVIATIONS = 6.0  # robust standard deviations from the median at which a row or column stands out
+OUTLIER_DEVIATIONS = 8.0  # robust standard deviations from the median at which a row or column stands out
 
 
 class Lines(NamedTuple):
