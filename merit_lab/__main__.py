@@ -13,15 +13,20 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import typer
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
-from typer.core import TyperGroup
-
 from . import __version__
 from .errors import InputError
+
+try:
+    import typer
+    from rich import box
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Table
+    from typer.core import TyperGroup
+except ModuleNotFoundError as error:  # in an environment that is not set up, where no doctor can run either
+    from .doctor import AGAIN
+
+    sys.exit(f"error: {error.name} is not installed; {AGAIN}")
 
 if TYPE_CHECKING:
     from .recipe import Recipe

@@ -51,7 +51,7 @@ class SetUpError(Exception):
 def set_up(root: Path, lock: int) -> None:
     """Make root/.venv fit. SetUpError if that failed; the next call then starts afresh."""
     venv = root / ".venv"
-    unfinished, stamp = venv / ".incomplete", venv / ".ready"
+    stamp = venv / ".ready"
     wanted = f"{venv}\n{fingerprint(root)}\n"
     fault = what_is_wrong(venv)
     if fault is None and stamp.is_file() and stamp.read_text() == wanted:
@@ -60,16 +60,10 @@ def set_up(root: Path, lock: int) -> None:
         make_venv(venv, fault, lock)
     else:
         say("bringing .venv up to date")
-    unfinished.touch()
     stamp.unlink(missing_ok=True)
-    try:
-        install(root, venv, lock)
-    except SetUpError:
-        if not fault:
-            unfinished.unlink()  # pip put back what it had replaced: no reason to start from nothing
-        raise
+    install(root, venv, lock)
     stamp.write_text(wanted)
-    unfinished.unlink()
+    (venv / ".incomplete").unlink(missing_ok=True)
     say("done")
 
 
@@ -109,8 +103,8 @@ def make_venv(venv: Path, fault: str, lock: int) -> None:
             f"On Debian and Ubuntu: apt install python3-venv (or python{here()}-venv). Then run make again."
         )
     say(f"making .venv with Python {here()} ({fault}); this takes some minutes and needs the network")
-    unfinished = venv / ".incomplete"
     venv.mkdir(exist_ok=True)
+    unfinished = venv / ".incomplete"
     unfinished.touch()  # first of all: whatever ends us from here on, the next call will see it
     for old in venv.iterdir():
         if old.is_dir() and not old.is_symlink():
@@ -138,6 +132,8 @@ def install(root: Path, venv: Path, lock: int) -> None:
             log.write(line)
             lines.append(line.rstrip())
             show_progress(line)
+            if line.startswith("Installing collected packages"):
+                (venv / ".incomplete").touch()  # until here pip only looked and fetched: nothing to repair
     if sys.stdout.isatty():
         print("\r\033[K", end="")
     if pip.returncode == 0:

@@ -2,6 +2,7 @@
 
     python -m merit_lab.notebooks run [NAME ...]      execute and store; says which cells changed
     python -m merit_lab.notebooks check [NAME ...]    list every fault; exit code 1 if there is one
+    python -m merit_lab.notebooks map                 write the README's table of notebooks from their first cells
 
 NAME is a notebook's name with or without its folder and ending; none means all of them.
 """
@@ -483,18 +484,61 @@ RULES = (
 )
 
 
+# ---------------------------------------------------------------- the README's map
+
+MAP = re.compile(r"(?<=<!-- notebooks -->\n).*?(?=<!-- /notebooks -->)", re.DOTALL)
+MAP_COLUMNS = {
+    "title": r"\A# (.+)",
+    "question": r"\*\*([^*\n]+\?)\*\*",
+    "time to read": r"^\W*Time: (\d+ min) to read",
+    "time to run on 2 CPU cores": r"^\W*Time: .*?(\d+ (?:s|min)) to run on 2 CPU cores",
+}
+
+
+def course_map(paths: Iterable[Path]) -> str:
+    """A Markdown table of notebooks, a line each, from what their first cells say, for the README.
+
+    InputError for a notebook that does not say its question, or how long it takes.
+    """
+    rows = ["| notebook | the question | to read | to run |", "|---|---|---:|---:|"]
+    for path in paths:
+        first = nbformat.read(path, as_version=4).cells[0].source
+        found = {what: re.search(pattern, first, flags=re.MULTILINE) for what, pattern in MAP_COLUMNS.items()}
+        for what, match in found.items():
+            if not match:
+                raise InputError(f"{path.name}: the first cell does not say its {what}")
+        title, question, reading, running = (match[1].strip() for match in found.values())
+        rows.append(f"| [{title}](notebooks/{path.name}) | {question} | {reading} | {running} |")
+    return "\n".join(rows) + "\n"
+
+
+def write_map(readme: Path) -> bool:
+    """Put the map of all notebooks between the README's markers; says whether that changed it."""
+    before = readme.read_text(encoding="utf-8")
+    table = course_map(find())
+    if not MAP.search(before):
+        raise InputError(f"{readme.name}: no lines '<!-- notebooks -->' and '<!-- /notebooks -->' to write between")
+    after = MAP.sub(lambda _: table, before, count=1)
+    if after != before:
+        write_whole(readme, after)
+    return after != before
+
+
 # ---------------------------------------------------------------- the command line
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m merit_lab.notebooks", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["run", "check"])
+    parser.add_argument("what", choices=["run", "check", "map"])
     parser.add_argument("names", nargs="*", metavar="NAME", help="a notebook; none means all")
     options = parser.parse_args(arguments)
     try:
         paths = find(options.names)
         if not paths:
             raise InputError(f"no notebooks in {folder()}")
+        if options.what == "map":
+            print("README.md: " + ("written anew" if write_map(folder().parent / "README.md") else "nothing changed"))
+            return 0
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -22,16 +22,22 @@ folder.mkdir(parents=True, exist_ok=True)
 (folder / "python").write_text(f'#!/bin/sh\\nexec "{sys.executable}" "$@"\\n')
 (folder / "python").chmod(0o755)
 """
-# python -m pip install …: waits while there is a file "wait", fails while there is a file "offline".
+# python -m pip install …: fails while there is a file "offline", waits before or while it installs for "wait …".
 PIP = """
 import os, sys, time
-open("installing", "w").close()
-while os.path.exists("wait"):
-    time.sleep(0.02)
+
+def wait(name):
+    open("at " + name, "w").close()
+    while os.path.exists("wait " + name):
+        time.sleep(0.02)
+
+wait("resolving")
 if os.path.exists("offline"):
     print("WARNING: Retrying after connection broken by 'NewConnectionError('")
     print("ERROR: No matching distribution found for torch")
     sys.exit(1)
+print("Installing collected packages: torch", flush=True)
+wait("installing")
 open(".venv/installed", "w").write(" ".join(sys.argv[1:]))
 """
 
@@ -78,14 +84,24 @@ class Project:
             return False
         return subprocess.run([venv / "bin" / "python", "-c", ""]).returncode == 0
 
-    def catch_in_the_middle(self):
-        (self.root / "wait").touch()
+    def catch(self, point, sign):
+        """A set-up that waits at this point, caught when the file `sign` is there."""
+        (self.root / f"wait {point}").touch()
         process = self.start()
         until = time.monotonic() + 60
-        while not (self.root / "installing").exists():
+        while not (self.root / sign).exists():
             assert process.poll() is None and time.monotonic() < until, process.communicate()[0]
             time.sleep(0.02)
         return process
+
+    def go_on(self):
+        for file in self.root.glob("wait *"):
+            file.unlink()
+
+    def kill(self, process):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        self.go_on()
 
 
 @pytest.fixture
@@ -134,9 +150,9 @@ def test_the_second_call_does_nothing_and_a_change_updates(project):
     assert "making .venv" in out and "there is none yet" in out
     command = (project.root / ".venv" / "installed").read_text()
     assert command.endswith("-c constraints.txt -e .[lab,test]")
-    (project.root / "installing").unlink()
+    (project.root / "at resolving").unlink()
     assert project.set_up() == (0, "")
-    assert not (project.root / "installing").exists()  # pip was not even started
+    assert not (project.root / "at resolving").exists()  # pip was not even started
 
     kept = project.root / ".venv" / "kept"
     kept.touch()
@@ -148,25 +164,40 @@ def test_the_second_call_does_nothing_and_a_change_updates(project):
         assert project.set_up() == (0, "")
 
 
-def test_killed_in_the_middle_it_repairs_itself(project):
-    process = project.catch_in_the_middle()
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+@pytest.mark.parametrize("point", ["resolving", "installing"])
+def test_killed_in_the_middle_it_repairs_itself(project, point):
+    project.kill(project.catch(point, sign=f"at {point}"))
     left_over = project.root / ".venv" / "left_over"
     left_over.touch()
     assert not project.fit
-    (project.root / "wait").unlink()
     code, out = project.set_up()
     assert code == 0 and project.fit, out
     assert "the last set-up was broken off" in out
     assert not left_over.exists()
 
 
+def test_an_update_killed_while_it_installs_starts_from_nothing_and_before_that_does_not(project):
+    assert project.set_up()[0] == 0
+    (project.root / "constraints.txt").write_text("# another\n")
+    (project.root / "at resolving").unlink()
+    project.kill(project.catch("resolving", sign="at resolving"))
+    assert project.fit
+    code, out = project.set_up()
+    assert code == 0 and "up to date" in out and "making" not in out
+
+    (project.root / "constraints.txt").write_text("# a third\n")
+    project.kill(project.catch("installing", sign=".venv/.incomplete"))
+    assert not project.fit
+    code, out = project.set_up()
+    assert code == 0 and "the last set-up was broken off" in out
+    assert project.fit
+
+
 def test_two_at_a_time_make_one(project):
-    first = project.catch_in_the_middle()
+    first = project.catch("installing", sign="at installing")
     second = project.start()
     assert "waiting" in second.stdout.readline()
-    (project.root / "wait").unlink()
+    project.go_on()
     out, _ = first.communicate(timeout=120)
     assert first.returncode == 0, out
     assert second.communicate(timeout=120)[0] == ""
@@ -174,14 +205,14 @@ def test_two_at_a_time_make_one(project):
 
 
 def test_a_set_up_waits_for_a_pip_that_outlived_the_one_before(project):
-    first = project.catch_in_the_middle()
+    first = project.catch("installing", sign="at installing")
     # Only the script dies; its pip goes on writing.
     below = psutil.Process(first.pid).children(recursive=True)
     [script] = [process for process in below if "merit_lab/bootstrap.py" in process.cmdline()]
     script.kill()
     second = project.start()
     assert "waiting" in second.stdout.readline()
-    (project.root / "wait").unlink()
+    project.go_on()
     out, _ = second.communicate(timeout=120)
     assert second.returncode == 0 and project.fit, out
     first.communicate(timeout=10)

@@ -145,7 +145,7 @@ def interrupt_at(monkeypatch, optimizer, step):
 
 
 def test_compare_without_a_plotting_library_still_writes_the_runs(monkeypatch):
-    for name in list(sys.modules) + ["matplotlib"]:
+    for name in [*sys.modules, "matplotlib"]:
         if name.partition(".")[0] == "matplotlib":
             monkeypatch.setitem(sys.modules, name, None)
         elif name.startswith("merit_lab.figures"):
@@ -438,6 +438,13 @@ def test_wrong_input_leaves_no_traceback():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr == "error: lr: got 'MERIT', expected NAME=RATE such as MERIT=0.02\n"
+
+
+def test_an_environment_that_is_not_set_up_is_told_what_to_do():
+    program = "import runpy, sys; sys.modules['typer'] = None; runpy.run_module('merit_lab', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: typer is not installed; run make setup")
 
 
 # -- Ctrl-C and terminals ----------------------------------------------------------------------------------

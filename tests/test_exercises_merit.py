@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import solution_of
+from lessons import solution_of
 
 from merit_lab.exercises import check_element_ratio
 from merit_lab.exercises.merit import MISTAKES, right, verdict

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import oracle
@@ -10,7 +11,19 @@ import torch
 from helpers import HYPER, OPTIMIZERS, first_step, parameter, random, stepped, take, tensor
 
 from merit_lab.errors import InputError
-from merit_lab.optim import ABLATIONS, LADDER, LAMB, MERIT, AdamW, build, lamb_step, merit_step, named, step_function
+from merit_lab.optim import (
+    ABLATIONS,
+    LADDER,
+    LAMB,
+    MERIT,
+    AdamW,
+    build,
+    lamb_step,
+    merit_ratios,
+    merit_step,
+    named,
+    step_function,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -240,7 +253,7 @@ def switches_of(rung):
 
 def neighbours():
     rungs = list(LADDER.values())
-    yield from zip(rungs, rungs[1:], strict=False)
+    yield from pairwise(rungs)
     yield from ((ABLATIONS["MERIT"], ABLATIONS[name]) for name in ABLATIONS if name != "MERIT")
 
 
@@ -357,6 +370,30 @@ def test_guarded_and_clipped_say_where():
     unclipped = step.element_ratio * step.direction
     assert torch.equal(step.clipped, unclipped.abs() > 1) and step.clipped[1, 1] and not step.clipped[0, 0]
     assert not first_step("MERIT without clip", w, grad).clipped.any()
+
+
+@pytest.mark.parametrize("zero", ["weight", "direction"])
+@pytest.mark.parametrize("variant", ["official", "paper"])
+def test_element_ratio_agrees_with_the_oracle(variant, zero):
+    w, u = random(4, 5), random(4, 5, seed=1)
+    empty = w if zero == "weight" else u
+    empty[1], empty[:, 2] = 0, 0
+    _, _, _, s, guarded = merit_ratios(w, u, variant=variant)
+    expected = oracle.merit_factors(oracle.elements(w), oracle.elements(u), variant, oracle.largest, "element", True)
+    close(s.flatten(), tensor(list(expected.values())))
+    if variant == "official":
+        assert torch.equal(guarded, empty == 0) and (s[guarded] == 1).all()
+    else:
+        assert torch.equal(guarded, (empty == 0) & (zero == "direction"))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 4)], ids=str)
+@pytest.mark.parametrize("zero", ["weight", "direction", None])
+def test_lambs_guard_says_where(shape, zero):
+    w, grad = random(*shape) * (zero != "weight"), random(*shape, seed=1) * (zero != "direction")
+    step = first_step("LAMB", w, grad, weight_decay=0.0)
+    assert step.guarded.item() == (zero is not None)
+    assert (step.weight_ratio == 1) == (zero is not None)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

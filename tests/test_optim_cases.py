@@ -208,12 +208,10 @@ def test_complex_and_integer_parameters(optimizer, bad, message):
 
 @each_optimizer
 @pytest.mark.parametrize("skip_nonfinite", [False, True])
-@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_sparse_gradient(optimizer, skip_nonfinite, layout):
+def test_sparse_gradient(optimizer, skip_nonfinite):
     dense, embedding = parameter(random(2, 2)), parameter(random(7, 3))
     ours = optimizer([dense, embedding], lr=0.1, skip_nonfinite=skip_nonfinite)
-    dense.grad, embedding.grad = random(2, 2), getattr(random(7, 3), layout)()
+    dense.grad, embedding.grad = random(2, 2), random(7, 3).to_sparse()
     with pytest.raises(RuntimeError, match=rf"\(7, 3\) is sparse.*{optimizer.__name__}.*sparse=False"):
         ours.step()
     assert torch.equal(dense, random(2, 2)) and not ours.state  # nothing moved, not even what came before it
@@ -311,11 +309,13 @@ def with_gradients(*grads):
 
 def test_mixed_dtypes_in_one_global_norm():
     piece = torch.full((128,), 1 / 64)
-    parameters = with_gradients(piece.bfloat16(), piece)
-    assert clip_gradients(parameters, 1.0).item() == 0.25
-    assert all(same(p.grad, g) for p, g in zip(parameters, (piece.bfloat16(), piece), strict=True))
-    assert clip_gradients(parameters, 0.125).item() == 0.25
-    assert all(same(p.grad, g / 2) for p, g in zip(parameters, (piece.bfloat16(), piece), strict=True))
+    grads = [piece.bfloat16(), piece]
+    parameters = with_gradients(*grads)
+    assert clip_gradients(parameters, 1.0).item() == pytest.approx(0.25)
+    assert all(same(p.grad, g) for p, g in zip(parameters, grads, strict=True))
+    assert clip_gradients(parameters, 0.125).item() == pytest.approx(0.25)
+    for p, g in zip(parameters, grads, strict=True):
+        torch.testing.assert_close(p.grad, g / 2)
 
 
 @each_optimizer
@@ -490,4 +490,5 @@ def test_non_contiguous_parameter(name):
     assert not lying.is_contiguous() and upright.is_contiguous()
     for p in (lying, upright):
         take(build(name, [p], **HYPER), grads_of([p], range(3)))
-    assert torch.equal(lying, upright) and not lying.is_contiguous()
+    assert not lying.is_contiguous()
+    torch.testing.assert_close(lying, upright, rtol=1e-14, atol=0)  # ℓ2 norms add up in another order

@@ -1,11 +1,12 @@
 """What must hold for every input: the properties of the three optimizers, on generated matrices."""
 
+import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from helpers import HYPER, first_step, random, stepped, tensor
-from hypothesis import example, given
+from hypothesis import example, settings
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from merit_lab import MERIT
@@ -13,6 +14,13 @@ from merit_lab.optim import max_norm, merit_step, quotient, step_function
 
 # Sixty-fourths: exact in binary, with zeros, and far from where squares overflow or vanish.
 moderate = st.integers(-640, 640).map(lambda i: i / 64)
+
+
+def given(*strategies, **named):
+    """hypothesis.given with fewer examples: a step takes a millisecond, and there are many properties."""
+    return lambda test: settings(max_examples=40)(hypothesis.given(*strategies, **named)(test))
+
+
 variants = pytest.mark.parametrize("variant", ["official", "paper"])
 
 
@@ -20,7 +28,7 @@ variants = pytest.mark.parametrize("variant", ["official", "paper"])
 def runs(draw, elements=moderate, dims=(2, 2), dtype=np.float64, weight_elements=None):
     """A weight and one to three gradients of its shape."""
     shape = draw(array_shapes(min_dims=dims[0], max_dims=dims[1], max_side=5))
-    weight = draw(arrays(dtype, shape, elements=weight_elements or elements))
+    weight = draw(arrays(dtype, shape, elements=elements if weight_elements is None else weight_elements))
     grads = draw(st.lists(arrays(dtype, shape, elements=elements), min_size=1, max_size=3))
     return torch.from_numpy(weight), [torch.from_numpy(g) for g in grads]
 

@@ -110,7 +110,7 @@ def test_half_precision_is_explained_in_float32():
 
 
 def test_skipped_steps_are_saved():
-    a, _, ours = two(MERIT, skip_nonfinite=True)
+    _, _, ours = two(MERIT, skip_nonfinite=True)
     take(ours, [GRADS, [GRADS[0] * torch.nan, GRADS[1]]])
     assert ours.skipped_steps == ours.state_dict()["skipped_steps"] == 1
     _, _, again = two(MERIT)

@@ -5,9 +5,17 @@ notebook and against a list of typical wrong answers.
 """
 
 from .adamw import check_adamw
+from .attention import check_max_logit
+from .bounds import check_logit_bound
+from .edge import check_edge
 from .lamb import check_trust_ratio
+from .merit import check_element_ratio
 
 __all__ = [
     "check_adamw",
+    "check_edge",
+    "check_element_ratio",
+    "check_logit_bound",
+    "check_max_logit",
     "check_trust_ratio",
 ]

@@ -75,7 +75,7 @@ def curves(runs) -> list[Curve]:
     """Any of the forms that figures take, as Curves with labels that tell them apart."""
     if isinstance(runs, dict):
         runs = list(runs.items())
-    elif _is_run(runs) or _is_pair(runs):
+    elif isinstance(runs, Curve) or _is_run(runs) or _is_pair(runs):
         runs = [runs]
     elif isinstance(runs, str) or not isinstance(runs, Iterable):
         raise InputError(f"runs: got {runs!r}, expected a run or several; read files with merit_lab.runs.read")

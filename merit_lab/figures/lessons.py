@@ -33,12 +33,13 @@ def lines(
     y_scale: str | Sequence[str] = "linear",
     y_from: float | None = None,
     levels: Mapping[str, float] | None = None,
+    across: int = 3,
     what: str | None = None,
     numbers: str = "",
     height: float = 3.2,
     figure: Figure | None = None,
 ) -> Figure:
-    """Lines in panels side by side, at most three a row. A label has one colour, marker and dash in all panels.
+    """Lines in panels, `across` of them a row. A label has one colour, marker and dash in all panels.
 
     Args:
         panels: title -> label -> values at 1, 2, 3, …, or a pair (x values, y values).
@@ -46,6 +47,7 @@ def lines(
         x_scale, y_scale: "linear" or "log"; y_scale also "auto", and a list where panels differ.
         y_from: the y axis starts here.
         levels: name -> height of a dashed line across every panel.
+        across: panels side by side.
         what: the alternative text's first sentence, without measured numbers; made from the labels by default.
         numbers: the alternative text's second part: what the data says.
         height: of a row of panels, in inches.
@@ -55,11 +57,11 @@ def lines(
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     if len(labels) > len(_LOOKS):
         raise InputError(f"panels: got {len(labels)} different lines, expected at most {len(_LOOKS)}")
-    columns = min(len(panels), 3)
+    columns = min(len(panels), across)
     rows = math.ceil(len(panels) / columns)
     legend = [(label, handle(_LOOKS[i].color, _LOOKS[i].marker, _DASHES[i])) for i, label in enumerate(labels)]
     page = drawing(figure, f"lines {x} {y}", rows, columns, size=(WIDTH, height * rows), legend=legend,
-                   wspace=0.62, hspace=0.85)  # fmt: skip
+                   wspace=0.62 if isinstance(y, str) else 0.8, hspace=0.75)  # fmt: skip
     for i, (panel, (title, curves)) in enumerate(zip(page.panels, panels.items(), strict=False)):
         for label, values in curves.items():
             k = labels.index(label)
@@ -70,7 +72,8 @@ def lines(
         for name, level in (levels or {}).items():
             panel.level(name, level, name if i == 0 else "")
         shared = isinstance(y, str)
-        panel.words(title, x, (y if i % columns == 0 else "") if shared else y[i])
+        bottom = i + columns >= len(panels)
+        panel.words(title, x if bottom else "", (y if i % columns == 0 else "") if shared else y[i])
         panel.finish(x=x_scale, y=y_scale if isinstance(y_scale, str) else y_scale[i], y_from=y_from)
     for panel in page.panels[len(panels):]:
         panel.ax.set_visible(False)

@@ -170,11 +170,12 @@ class LabWidget(ipywidgets.VBox):
             if self.closed:
                 return
             figure = self.draw()
-            width, height = (round(96 * inches) for inches in figure.get_size_inches())  # CSS pixels
+            width, height = (round(figure.dpi * inches) for inches in figure.get_size_inches())
             png = output.png(figure, fast=True)
             self.alt, self.png = output.alt_of(figure), png
             self.picture.value = (
-                # width and height keep the place before it is decoded; sync decoding shows no gap between
+                # A picture's pixel is a CSS pixel, so that it is sharp. The size keeps the place before it is
+                # decoded, and sync decoding leaves no gap between one picture and the next.
                 f'<img class="merit-lab-picture" alt="{html.escape(self.alt)}" '
                 f'width="{width}" height="{height}" '
                 f'decoding="sync" style="display: block; max-width: 100%; height: auto; border-radius: 4px" '

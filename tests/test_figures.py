@@ -1,0 +1,547 @@
+"""Figures: what they draw is what the records say, whole, and described."""
+
+import io
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from PIL import Image
+
+import fakes
+from merit_lab import figures
+from merit_lab.errors import InputError
+from merit_lab.figures import style
+from merit_lab.figures.curves import _outline, short, some_tensors
+from merit_lab.optim import ABLATIONS, LADDER
+
+THREE = ("AdamW", "LAMB", "MERIT")
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Three runs; AdamW diverges at step 50."""
+    return [fakes.run("AdamW", diverge_at=50), fakes.run("LAMB"), fakes.run("MERIT")]
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    """Two seeds, four rates; AdamW diverges at the largest rate, LAMB there with one seed."""
+    return [
+        fakes.run(name, seed=seed, lr=lr, diverge_at=40 if lr == 0.05 and (name, seed) in LOST else None)
+        for name in THREE
+        for seed in (0, 1)
+        for lr in (0.002, 0.01, 0.02, 0.05)
+    ]
+
+
+LOST = [("AdamW", 0), ("AdamW", 1), ("LAMB", 1)]
+OVER_TIME = [
+    figures.loss_and_logit, figures.loss_curves, figures.logit_by_layer, figures.ratio_over_time,
+    figures.shares_over_time, figures.entropy_over_time, figures.seeds_band, figures.dashboard,
+]  # fmt: skip
+MANY = [figures.sweep_lr, figures.sweep_batch, figures.ladder, figures.loss_against_logit]
+
+
+def artists(figure, panel=0):
+    return figure.drawing.panels[panel]._artists
+
+
+def pixels(figure, fast=False):
+    return np.asarray(Image.open(io.BytesIO(figures.png(figure, fast=fast))))
+
+
+# -- all of them -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", OVER_TIME, ids=lambda f: f.__name__)
+def test_figures_over_time_are_described_and_can_be_drawn_again(draw, runs):
+    figure = draw(runs)
+    assert figure.what and figure.alt.startswith(figure.what) and len(figure.alt) > len(figure.what) + 20
+    assert not any(c.isdigit() for c in figure.what.replace("100", "").replace("3 layers", "").replace("6 tensors", "")
+                   .replace("(1 seed)", ""))  # fmt: skip
+    assert draw(runs, figure=figure) is figure
+    assert np.array_equal(pixels(figure), pixels(draw(runs)))
+
+
+@pytest.mark.parametrize("draw", MANY, ids=lambda f: f.__name__)
+def test_figures_of_sweeps_are_described(draw, sweep):
+    figure = draw(sweep)
+    assert figure.what and len(figure.alt) > len(figure.what) + 20
+    assert all(name in figure.alt for name in THREE)
+
+
+@pytest.mark.parametrize("draw", [*OVER_TIME, *MANY], ids=lambda f: f.__name__)
+def test_every_axis_is_named_and_the_ground_is_light(draw, runs, sweep):
+    figure = draw(sweep if draw in MANY else runs)
+    assert to_hex(figure.get_facecolor()) == "#ffffff"
+    for panel in figure.drawing.panels:
+        if panel.ax.get_visible():
+            assert to_hex(panel.ax.get_facecolor()) == "#ffffff"
+    labels = [a.get_ylabel() for a in figure.axes] + [a.get_xlabel() for a in figure.axes]
+    assert figure.axes[0].get_xlabel() or figure.axes[-2].get_xlabel() or any(labels)
+    assert draw is figures.ladder or any(a.get_ylabel() for a in figure.axes)
+
+
+@pytest.mark.parametrize("draw", [*OVER_TIME, *MANY], ids=lambda f: f.__name__)
+def test_legends_stand_above_the_panels(draw, runs, sweep):
+    figure = draw(sweep if draw in MANY else runs)
+    figures.png(figure)
+    for legend in figure.legends:
+        box = legend.get_window_extent()
+        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 + 1
+        for panel in figure.drawing.panels:
+            assert not box.overlaps(panel.ax.get_window_extent())
+            title = panel.ax._left_title
+            assert not title.get_text() or not box.overlaps(title.get_window_extent())
+
+
+@pytest.mark.parametrize("draw", [*OVER_TIME, *MANY], ids=lambda f: f.__name__)
+def test_no_words_are_cut_off_or_overlap_a_neighbour(draw, runs, sweep):
+    figure = draw(sweep if draw in MANY else runs)
+    figures.png(figure)
+    texts = []
+    for panel in figure.drawing.panels:
+        ax = panel.ax
+        if ax.get_visible():
+            texts += [t for t in (ax._left_title, ax.xaxis.label, ax.yaxis.label) if t.get_text()]
+            texts += [t for t in (*ax.get_xticklabels(), *ax.get_yticklabels()) if t.get_text() and _inside(t, ax)]
+    boxes = [(t.get_text(), t.get_window_extent()) for t in texts]
+    for text, box in boxes:
+        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, text
+    for i, (text, box) in enumerate(boxes):
+        for other, second in boxes[i + 1 :]:
+            assert not box.padded(-1).overlaps(second.padded(-1)), (text, other)
+
+
+def _inside(tick, ax):
+    x, y = tick.get_position()
+    low, high = ax.get_xlim() if tick in ax.get_xticklabels() else ax.get_ylim()
+    value = x if tick in ax.get_xticklabels() else y
+    return low <= value <= high
+
+
+def test_nothing_registers_with_pyplot(runs):
+    from matplotlib import pyplot
+
+    before = pyplot.get_fignums()
+    for draw in OVER_TIME:
+        draw(runs)
+    assert pyplot.get_fignums() == before
+
+
+def test_the_lab_imports_without_matplotlib():
+    code = "import sys, merit_lab, merit_lab.runs, merit_lab.widgets; print('matplotlib' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+# -- looks -------------------------------------------------------------------------------------------------------
+
+
+def test_every_optimizer_has_its_own_colour_and_marker():
+    names = list(LADDER) + list(ABLATIONS)
+    assert set(names) <= set(style.LOOKS)
+    same = {frozenset({"MERIT", "+ clip"}), frozenset({"+ bound", "MERIT without clip"})}  # the same optimizer
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            if a != b:
+                equal = style.look(a) == style.look(b)
+                assert equal == (frozenset({a, b}) in same), (a, b)
+                assert equal or style.look(a).marker != style.look(b).marker
+
+
+def test_the_main_three_are_told_apart_without_red_or_green_cones():
+    # Viénot, Brettel and Mollon 1999: what a protanope and a deuteranope see, in linear RGB.
+    protan = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
+    deutan = np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]])
+    rgb = {n: np.array([int(style.look(n).color[i : i + 2], 16) / 255 for i in (1, 3, 5)]) ** 2.2 for n in THREE}
+    for kind in (protan, deutan):
+        seen = {name: np.clip(kind @ color, 0, 1) ** (1 / 2.2) for name, color in rgb.items()}
+        for a, b in (("AdamW", "LAMB"), ("AdamW", "MERIT"), ("LAMB", "MERIT")):
+            assert np.linalg.norm(seen[a] - seen[b]) > 0.2, (a, b)
+
+
+def test_an_optimizer_looks_the_same_in_every_figure(runs, sweep):
+    for figure in (figures.loss_and_logit(runs), figures.dashboard(runs[2]), figures.sweep_lr(sweep)):
+        [line] = [a for key, a in artists(figure).items() if key == "MERIT" or key == ("MERIT", "val")]
+        assert (line.get_color(), line.get_marker()) == style.look("MERIT")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(2.0684, "2.07"), (42071.3, "42,100"), (1e-5, "1.00e-5"), (0.00312, "0.00312"), (math.inf, "infinite"),
+     (math.nan, "not measured"), (None, "not measured"), (0.0, "0"), (100.0, "100"), (-3.14159, "-3.14")],
+)  # fmt: skip
+def test_numbers_in_words(value, words):
+    assert style.say(value) == words
+
+
+def test_thinning_keeps_ends_and_peaks():
+    y = np.zeros(10_000)
+    y[4321], y[7654] = 99, -99
+    x, thin = style.thin(np.arange(10_000), y)
+    assert len(x) < 700 and {0, 4321, 7654, 9999} <= set(x.astype(int)) and thin.max() == 99 and thin.min() == -99
+    x, thin = style.thin([1, 2, 3], [1, math.nan, 3])
+    assert list(x) == [1, 3]
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 2), (0.3, 200), (0.002, 0.1), (1e-4, 1e6), (95, 105), (8, 1100)])
+def test_log_axes_have_enough_ticks_and_not_too_many(low, high):
+    figure = style.drawing(None, "test", size=(4, 3)).figure
+    panel = figure.drawing.panels[0]
+    panel.line("a", [0, 1], [low, high])
+    panel.finish(y="log")
+    ticks = [t for t in panel.ax.get_yticks() if panel.ax.get_ylim()[0] <= t <= panel.ax.get_ylim()[1]]
+    assert 2 <= len(ticks) <= 8
+
+
+# -- content -----------------------------------------------------------------------------------------------------
+
+
+def test_loss_and_logit_show_whole_curves(runs):
+    figure = figures.loss_and_logit(runs)
+    loss, logit = artists(figure), artists(figure, 1)
+    for name, run in zip(THREE, runs, strict=True):
+        good = [r for r in run.records if math.isfinite(r.train_loss)]
+        assert np.allclose(loss[name, "train"].get_ydata(), [r.train_loss for r in good])
+        assert np.allclose(loss[name, "train"].get_xdata(), [r.step for r in good])
+        val = [r for r in run.records if r.val_loss is not None]
+        assert np.allclose(loss[name, "val"].get_ydata(), [r.val_loss for r in val])
+        peaks = [r.peak_logit for r in run.records if r.peak_logit is not None]
+        assert np.allclose(logit[name].get_ydata(), peaks)
+    ax = figure.drawing.panels[1].ax
+    assert ax.get_yscale() == "log" and ax.get_ylim()[1] > 100
+    assert logit["threshold"].get_ydata()[0] == 100
+    for panel in figure.drawing.panels:
+        assert panel.ax.get_xlim()[0] < 1 and panel.ax.get_xlim()[1] > 60
+
+
+def test_divergence_is_marked_where_it_was_last_seen_and_told(runs):
+    figure = figures.loss_and_logit(runs)
+    cross = artists(figure)["AdamW", "diverged"]
+    assert list(cross.get_xdata()) == [49] and cross.get_marker() == "X"
+    assert ("LAMB", "diverged") not in artists(figure)
+    assert "AdamW diverged at step 50" in figure.alt
+    assert "diverged here" in [t.get_text() for t in figure.legends[0].get_texts()]
+
+
+def test_alternative_text_holds_the_numbers(runs):
+    alt = figures.loss_and_logit(runs).alt
+    assert f"MERIT {runs[2].final_val_loss:.2f}" in alt and f"MERIT {runs[2].peak_logit:.0f}." in alt
+    assert "100 passed at step 42" in alt
+
+
+def test_runs_of_other_batch_sizes_share_a_token_axis():
+    figure = figures.loss_curves([fakes.run("MERIT", 64, batch_size=16), fakes.run("MERIT", 32, batch_size=32)])
+    assert figure.axes[0].get_xlabel() == "tokens (million)"
+    ends = [a.get_xdata()[-1] for key, a in artists(figure).items() if key[1] == "train"]
+    assert ends == pytest.approx([64 * 16 * 32 / 1e6] * 2)
+    texts = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert texts == ["MERIT (batch 16)", "MERIT (batch 32)"]
+
+
+def test_runs_of_one_optimizer_differ_in_their_line_and_name():
+    figure = figures.loss_curves([fakes.run("MERIT", lr=0.01), fakes.run("MERIT", lr=0.05), fakes.run("LAMB")])
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["MERIT (lr 0.01)", "MERIT (lr 0.05)", "LAMB"]
+    a, b = (artists(figure)[f"MERIT (lr {lr})", "val"] for lr in ("0.01", "0.05"))
+    assert a.get_color() == b.get_color() and a.get_linestyle() != b.get_linestyle()
+
+
+def test_a_log_axis_survives_values_that_have_no_logarithm():
+    run = fakes.run("MERIT")
+    for record in run.records[10:40]:
+        if record.max_attention_logit:
+            record.max_attention_logit = [[0.0] * 2] * 3
+    run.records[-1].max_attention_logit = [[math.inf] * 2] * 3
+    low, high = figures.loss_and_logit(run).drawing.panels[1].ax.get_ylim()
+    assert low > 0.1 and high < 1e4
+    figures.png(figures.logit_growth(run))
+
+
+def test_growth_shows_layers_or_heads_and_outlines_the_threshold():
+    run = fakes.run("AdamW")
+    probed = [r for r in run.records if r.max_attention_logit]
+    by_layer, by_head = figures.logit_growth(run), figures.logit_growth(run, per_head=True)
+    mesh = artists(by_layer)["mesh"].get_array()
+    assert np.allclose(mesh, np.array([r.max_attention_logit for r in probed]).max(2).T)
+    assert artists(by_head)["mesh"].get_array().shape == (6, len(probed))
+    assert len(artists(by_layer)["outline"].get_segments()) > 0
+    assert "It stays below 100" in figures.logit_growth(fakes.run("MERIT")).alt
+    assert "100 is first passed at step 42" in by_layer.alt
+
+
+def test_the_outline_encloses_the_mask():
+    mask = np.array([[True, False], [True, True]])
+    lines = {tuple(sorted(line)) for line in _outline(mask, [0, 1, 2], [0, 1, 2])}
+    assert len(lines) == 8 and ((1, 0), (1, 1)) in lines and ((1, 1), (1, 2)) not in lines
+
+
+def test_the_time_mark_moves_without_a_new_heatmap():
+    run = fakes.run("AdamW")
+    figure = figures.logit_growth(run, at=3, row=True)
+    mesh, first = artists(figure)["mesh"], figure.alt
+    figures.logit_growth(run, at=30, row=True, figure=figure)
+    assert artists(figure)["mesh"] is mesh and figure.alt != first
+    assert list(artists(figure)["at"].get_xdata()) == [30, 30]
+    assert np.array_equal(pixels(figure, fast=True), pixels(figures.logit_growth(run, at=30, row=True)))
+
+
+def test_softmax_row_names_the_place_and_the_weight():
+    record = [r for r in fakes.run("AdamW").records if r.largest_logit][-1]
+    figure = figures.softmax_row(record)
+    share = 100 * record.largest_logit["softmax"][7]
+    assert "key 7" in figure.alt and f"that key gets {share:.2g} % of the attention" in figure.alt
+    with pytest.raises(InputError, match="not measured"):
+        figures.softmax_row(fakes.run("AdamW").records[1])
+
+
+def test_long_softmax_rows_are_cheap():
+    record = [r for r in fakes.run("AdamW").records if r.largest_logit][-1]
+    record.largest_logit["softmax"] = [1 / 1024] * 1024
+    figure = figures.softmax_row(record)
+    assert len(figure.axes[0].patches) == 0 and len(figure.axes[0].collections) == 1
+
+
+def test_ratios_show_median_and_quartiles(runs):
+    name = "blocks.2.attention.key.weight"
+    figure = figures.ratio_over_time(runs, tensors=[name])
+    line = artists(figure)["MERIT"]
+    expected = [r.ratios[name]["quantiles"] for r in runs[2].records if r.ratios]
+    assert np.allclose(line.get_ydata(), [q[2] for q in expected])
+    band = artists(figure)["MERIT", "band"].get_paths()[0].vertices
+    assert np.isclose(band[:, 1].min(), min(q[1] for q in expected))
+    assert np.isclose(band[:, 1].max(), max(q[3] for q in expected))
+    assert "AdamW" not in artists(figure) and figure.axes[0].get_title(loc="left") == "layer 2 · W_K"
+
+
+def test_ratios_of_adamw_or_unknown_tensors_are_refused(runs):
+    with pytest.raises(InputError, match="AdamW has none"):
+        figures.ratio_over_time(runs[0])
+    with pytest.raises(InputError, match=r"got 'nothing', expected some of token_embedding.weight"):
+        figures.ratio_over_time(runs, tensors=["nothing"])
+    with pytest.raises(InputError, match="AdamW has none"):
+        figures.shares_over_time(runs[0])
+
+
+def test_shares_add_up_to_one(runs):
+    figure = figures.shares_over_time(runs[2])
+    top = artists(figure)["guarded"].get_paths()[0].vertices[:, 1].max()
+    assert top == pytest.approx(1) and figure.axes[0].get_ylim() == (0, 1)
+    last = runs[2].records[-1].ratios[fakes.TENSORS[0]]
+    assert artists(figure)["clipped"].get_ydata()[-1] == pytest.approx(last["clipped"])
+    assert "30 % row ratio, 20 % column ratio and 50 % bound b, 10 % clipped" in figure.alt
+
+
+def test_a_default_choice_of_tensors():
+    assert some_tensors(fakes.TENSORS) == [
+        f"blocks.{i}.{part}.weight" for i in (0, 2) for part in ("attention.query", "attention.key", "mlp.expand")
+    ]
+    assert short("blocks.3.mlp.project.bias") == "layer 3 · MLP out bias"
+    assert short("token_embedding.weight") == "token embedding"
+    assert some_tensors(["head.weight"]) == ["head.weight"]
+
+
+def test_entropy_shows_the_lowest_head_and_uniform_attention(runs):
+    figure = figures.entropy_over_time(runs)
+    tables = [r.attention_entropy for r in runs[2].records if r.attention_entropy]
+    assert np.allclose(artists(figure)["MERIT"].get_ydata(), [min(map(min, t)) for t in tables])
+    uniform = np.mean(np.log(np.arange(1, fakes.CONTEXT + 1)))
+    assert artists(figure)["uniform"].get_ydata()[0] == pytest.approx(uniform)
+
+
+@pytest.mark.parametrize(("spread", "half"), [("range", 1.0), ("sd", math.sqrt(2))])
+def test_seeds_are_a_band(spread, half):
+    low, high = fakes.run("MERIT", seed=0), fakes.run("MERIT", seed=1)
+    for shift, run in ((-1, low), (1, high)):
+        for record in run.records:
+            record.val_loss = 5.0 + shift if record.val_loss else None
+    figure = figures.seeds_band([low, high], spread=spread)
+    assert np.allclose(artists(figure)["MERIT (2 seeds)"].get_ydata(), 5)
+    edge = artists(figure)["MERIT (2 seeds)", "band"].get_paths()[0].vertices[:, 1]
+    assert edge.min() == pytest.approx(5 - half) and edge.max() == pytest.approx(5 + half)
+
+
+def test_seeds_that_diverged_are_counted():
+    runs = [fakes.run("AdamW", seed=s, diverge_at=30 if s else None) for s in (0, 1)]
+    figure = figures.seeds_band(runs)
+    assert "1 diverged" in figure.alt
+    assert [key for key in artists(figure) if key[1] == "diverged"]
+    with pytest.raises(InputError, match="got 'loss', expected one of val_loss"):
+        figures.seeds_band(runs, "loss")
+    with pytest.raises(InputError, match="got 'all', expected one of range, sd"):
+        figures.seeds_band(runs, spread="all")
+
+
+def test_a_sweep_keeps_diverged_runs_at_the_top(sweep):
+    figure = figures.sweep_lr(sweep)
+    loss = artists(figure)
+    top = max(loss[name].get_ydata().max() for name in THREE)
+    assert len(loss["AdamW", "lost"].get_xdata()) == 2 and len(loss["LAMB", "lost"].get_xdata()) == 1
+    assert min(loss["AdamW", "lost"].get_ydata()) > top and figure.axes[0].get_ylim()[1] > top
+    assert "Diverged: 2 of AdamW and 1 of LAMB." in figure.alt
+    assert figure.axes[0].get_xscale() == "log"
+
+
+def test_a_sweep_rings_the_best_rate_and_says_when_it_stands_at_the_edge(sweep):
+    figure = figures.sweep_lr(sweep)
+    assert list(artists(figure)["MERIT", "best"].get_xdata()) == [0.01]
+    assert "MERIT 2.13 at lr 0.01" in figure.alt and "edge" not in figure.alt
+    edge = figures.sweep_lr([run for run in sweep if run.recipe.lr >= 0.01])
+    assert "at lr 0.01, the edge of its grid" in edge.alt
+
+
+def test_a_rate_at_which_a_seed_diverged_is_not_the_best():
+    runs = [fakes.run("MERIT", seed=s, lr=lr, diverge_at=9 if (s, lr) == (1, 0.01) else None)
+            for s in (0, 1) for lr in (0.005, 0.01)]  # fmt: skip
+    assert "at lr 0.005" in figures.sweep_lr(runs).alt
+    assert "at lr 0.005" in figures.ladder(runs).alt
+
+
+def test_batches_are_compared_each_at_its_best_rate():
+    runs = [fakes.run(name, 640 // batch, lr=lr, batch_size=batch)
+            for name in THREE for lr in (0.003, 0.01) for batch in (16, 32, 64)]  # fmt: skip
+    figure = figures.sweep_batch(runs)
+    data = figures.table(runs)
+    best = data[(data.optimizer == "MERIT") & (data.lr == 0.01)]
+    assert np.allclose(artists(figure)["MERIT"].get_ydata(), best.val_loss)
+    assert list(artists(figure)["MERIT"].get_xdata()) == [16, 32, 64]
+    several = figures.sweep_lr(runs)
+    assert len(several.drawing.panels) == 6
+    assert len({panel.ax.get_ylim() for panel in several.drawing.panels[:3]}) == 1  # one scale
+
+
+def test_table_says_what_the_runs_say(sweep):
+    data = figures.table(sweep)
+    assert len(data) == len(sweep) and data.diverged.sum() == 3
+    assert np.isinf(data.val_loss[data.diverged]).all()
+    assert data.val_loss[0] == sweep[0].final_val_loss and data.peak_logit[0] == sweep[0].peak_logit
+
+
+def test_every_run_is_a_point_of_loss_against_logit(sweep):
+    figure = figures.loss_against_logit(sweep)
+    points = sum(len(a.get_xdata()) for key, a in artists(figure).items() if key in THREE or key[-1] == "lost")
+    assert points == len(sweep) and "over 21 runs" in figure.alt
+
+
+# -- what figures take -------------------------------------------------------------------------------------------
+
+
+def test_runs_are_taken_in_every_form(runs):
+    run = runs[2]
+    expected = figures.loss_curves(run).alt
+    for form in ([run], (run,), [("MERIT", run.records)], {"MERIT": run}, ("MERIT", run), iter([run])):
+        assert figures.loss_curves(form).alt == expected
+    assert figures.curves(run.records)[0].label == "run"
+    [curve] = figures.curves([("MERIT without clip, again", run.records)])
+    assert curve.optimizer == "MERIT without clip"
+    assert figures.curves(figures.curves(run)[0])[0].label == "MERIT"
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [([], "got none"), ("a.jsonl", "got 'a.jsonl'"), ([3], "got 3"), (None, "got None"), ([("a", [1])], "list of int")],
+)
+def test_what_is_no_run_is_refused(form, message):
+    with pytest.raises(InputError, match=message):
+        figures.loss_curves(form)
+
+
+def test_a_run_with_no_record_yet_can_be_drawn():
+    run = fakes.run("MERIT")
+    run.records = []
+    for draw in (figures.loss_and_logit, figures.dashboard, figures.entropy_over_time, figures.loss_curves):
+        figure = draw(run)
+        figures.png(figure)
+        assert "Nothing was measured yet" in figure.alt
+    with pytest.raises(InputError, match="no attention logits"):
+        figures.logit_growth(run)
+
+
+# -- live --------------------------------------------------------------------------------------------------------
+
+
+def test_a_live_picture_is_the_same_as_one_drawn_at_once():
+    whole = [fakes.run(name, diverge_at=50 if name == "AdamW" else None) for name in THREE]
+    figure = None
+    for at in (0, 1, 7, 30, 45, 60):
+        for run in whole:
+            run.shown = run.records[:at]
+        views = [(name, run.shown) for name, run in zip(THREE, whole, strict=True)]
+        figure = figures.dashboard(views, until=60, figure=figure)
+        live, alone = figures.png(figure, fast=True), figures.png(figure)
+        assert np.array_equal(*(np.asarray(Image.open(io.BytesIO(p))) for p in (live, alone))), at
+    assert figure.alt == figures.dashboard([(n, r.records) for n, r in zip(THREE, whole, strict=True)]).alt
+
+
+def test_a_live_picture_keeps_its_axes_while_they_suit():
+    run, limits, figure = fakes.run("MERIT", 200), [], None
+    for at in range(20, 201, 5):
+        figure = figures.dashboard(("MERIT", run.records[:at]), until=200, figure=figure)
+        panels = figure.drawing.panels
+        limits.append([panel.ax.get_ylim() for panel in panels] + [panel.ax.get_xlim() for panel in panels])
+        for panel in panels[:2]:
+            for line in panel.moving():
+                if hasattr(line, "get_ydata") and len(line.get_xdata()) > 2:
+                    low, high = panel.ax.get_ylim()
+                    assert low <= min(line.get_ydata()) and max(line.get_ydata()) <= high
+    changes = sum(a != b for a, b in zip(limits, limits[1:], strict=False))
+    assert changes <= 15 and len({tuple(map(tuple, now[4:])) for now in limits}) == 1
+
+
+def test_redrawing_does_not_pile_up_artists(runs):
+    figure = figures.dashboard(runs)
+    count = [len(panel.ax.get_children()) for panel in figure.drawing.panels]
+    for _ in range(5):
+        figures.dashboard(runs, figure=figure)
+    assert [len(panel.ax.get_children()) for panel in figure.drawing.panels] == count
+    growth = figures.logit_growth(runs[0], at=3, row=True)
+    count = [len(ax.get_children()) for ax in growth.axes]
+    for at in (6, 9, 12):
+        figures.logit_growth(runs[0], at=at, row=True, figure=growth)
+    assert [len(ax.get_children()) for ax in growth.axes] == count
+
+
+# -- output ------------------------------------------------------------------------------------------------------
+
+
+def test_show_displays_a_png_with_alternative_text(runs, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda *args, **kwargs: shown.append((args, kwargs)))
+    figure = figures.loss_and_logit(runs)
+    assert figures.show(figure) is None
+    figures.show(figure, alt="my own words, as long as I like")
+    (data,), how = shown[0]
+    assert how["raw"] is True and how["metadata"] == {"image/png": {"alt": figure.alt}}
+    assert set(data) == {"image/png", "text/plain"}
+    assert data["image/png"].startswith(b"\x89PNG") and data["text/plain"] == figure.what
+    assert shown[1][1]["metadata"]["image/png"]["alt"] == "my own words, as long as I like"
+
+
+def test_a_figure_without_alternative_text_is_not_shown():
+    from matplotlib.figure import Figure
+
+    with pytest.raises(InputError, match="alternative text"):
+        figures.show(Figure())
+
+
+def test_save_writes_the_same_png_and_pdf_each_time(tmp_path, runs):
+    first = figures.save(figures.logit_growth(runs[0], row=True), tmp_path / "a" / "growth_lr0.05")
+    second = figures.save(figures.logit_growth(runs[0], row=True), tmp_path / "b.png")
+    assert [p.name for p in first] == ["growth_lr0.05.png", "growth_lr0.05.pdf"]
+    assert [p.name for p in second] == ["b.png", "b.pdf"]
+    for a, b in zip(first, second, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+    assert first[1].read_bytes().startswith(b"%PDF") and b"CreationDate" not in first[1].read_bytes()
+    assert len(list((tmp_path / "a").iterdir())) == 2  # no temporary file stays
+
+
+def test_a_saved_pdf_holds_the_curves(tmp_path, runs):
+    """What live pictures draw apart, on top of the rest, must not be missing on paper."""
+    figure = figures.loss_curves(runs)
+    _, whole = figures.save(figure, tmp_path / "whole")
+    for line in figure.drawing.panels[0].moving():
+        line.set_visible(False)
+    _, empty = figures.save(figure, tmp_path / "empty")
+    assert len(whole.read_bytes()) > len(empty.read_bytes()) + 500
