@@ -119,7 +119,8 @@ def make_venv(venv: Path, fault: str, lock: int) -> None:
 
 
 def install(root: Path, venv: Path, lock: int) -> None:
-    command = [venv / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check"]
+    # Python compiles what is imported when it is first imported: a small part, and sooner than all of it here.
+    command = [venv / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     command += ["-c", "constraints.txt", "-e", f".[{EXTRAS}]"]
     lines = []
     with (

@@ -440,7 +440,7 @@ def code_is_compared(lesson: Lesson) -> Iterator[str]:
                 yield f"cell {number}: {mark} without its reason on the next line ('# Why: …')"
         elif any(re.match(r"#\s*NBVAL_\w+\W", line) for line in lines):
             yield f"cell {number}: nbval reads its marker only if it stands alone on its line"
-        elif fate(cell) == "empty":
+        elif fate(cell) == "empty" and cell.execution_count is not None:
             yield f"cell {number}: nothing nbval could compare; print something, or mark it and say why"
         elif found := re.search(r"\d\.\d{7,}", words(cell)):
             yield f"cell {number}: prints {found[0]}; the last digits are others elsewhere, round it"

@@ -214,6 +214,11 @@ RECIPES = {
         {"model": "nano", "batch_size": 16, "tokens": 40_960, "eval_sequences": 16},
         {"AdamW": 5e-3, "LAMB": 5e-2, "MERIT": 5e-2},
     ),
+    "start": Preset(
+        "ten seconds a run on a CPU: the picture of the first notebook",
+        {"model": "nano", "batch_size": 64, "tokens": 131_072, "eval_sequences": 64},
+        {"AdamW": 3e-3, "LAMB": 6e-2, "MERIT": 4e-2},
+    ),
     "compare": Preset(
         "a large batch on a CPU, a minute a run: the lab's main comparison",
         {"model": "micro", "batch_size": 256, "tokens": 1_000_000},

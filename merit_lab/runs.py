@@ -118,7 +118,7 @@ def read(path: str | os.PathLike) -> Run:
                 raise ValueError(f"line {number}: {error}") from None
         return Run(header, records, path)
     except (IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"run: {path} is not a recorded run ({error}); record it again or take the file away") from None
+        raise InputError(f"run: {path} is not a recorded run ({error}); record it again or remove the file") from None
 
 
 def read_many(place: str | os.PathLike | Iterable) -> list[Run]:

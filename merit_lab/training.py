@@ -224,8 +224,8 @@ def build_optimizer(recipe: Recipe, model) -> optim.Traced:
 def clip_gradients(parameters, max_norm: float | None) -> Tensor:
     """Scale the gradients so that their global ℓ2 norm is at most max_norm; None only measures.
 
-    The norm is taken in float32 whatever the gradients' types. Where it is not finite the gradients are left as
-    they are, and the caller should leave out the step: scaled by 1 / inf they would become 0 or NaN.
+    The norm is taken in float32 or better whatever the gradients' types. Where it is not finite the gradients
+    are left as they are, and the caller should leave out the step: scaled by 1 / inf they would become 0 or NaN.
 
     Returns:
         The norm before clipping, 0-D float32.
@@ -233,7 +233,9 @@ def clip_gradients(parameters, max_norm: float | None) -> Tensor:
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
-    norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads]
+    norms = [
+        torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)).float() for grad in grads
+    ]
     norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     if max_norm is not None and torch.isfinite(norm) and norm > max_norm:
         for grad in grads:

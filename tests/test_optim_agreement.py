@@ -364,7 +364,7 @@ def test_parts_that_do_not_enter_are_still_returned(ratio):
 
 
 def test_guarded_and_clipped_say_where():
-    w, grad = tensor([[0.0, 0.0, 0.0], [0.5, 4.0, 0.0], [0.1, 0.2, 0.0]]), torch.ones(3, 3, dtype=torch.float64)
+    w, grad = tensor([[0.0, 0.0, 0.0], [0.5, 1.5, 0.0], [0.1, 0.2, 0.0]]), torch.ones(3, 3, dtype=torch.float64)
     step = first_step("MERIT", w, grad, weight_decay=0.0)
     assert step.guarded.tolist() == [[True] * 3, [False, False, True], [False, False, True]]
     unclipped = step.element_ratio * step.direction

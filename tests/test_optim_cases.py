@@ -318,6 +318,14 @@ def test_mixed_dtypes_in_one_global_norm():
         torch.testing.assert_close(p.grad, g / 2)
 
 
+def test_global_norm_of_every_floating_dtype():
+    parameters = with_gradients(
+        *(torch.full((4,), 0.5, dtype=d) for d in (torch.float64, torch.float16, torch.float32))
+    )
+    norm = clip_gradients(parameters, None)
+    assert norm.item() == pytest.approx(3**0.5) and norm.dtype == torch.float32 and norm.ndim == 0
+
+
 @each_optimizer
 def test_clipping_with_an_infinite_norm(optimizer):
     grad = torch.tensor([torch.inf, 1.0, 2.0])

@@ -32,8 +32,12 @@ def fresh_dynamo():
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("shape", [(5, 4), (3,), (4, 3, 2)], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name, shape",
+    [(name, (5, 4)) for name in NAMES]
+    + [(name, shape) for name in ("MERIT", "MERIT paper variant") for shape in ((3,), (4, 3, 2))],
+    ids=str,
+)
 def test_step_functions_are_one_graph(name, shape):
     function = step_function(name)
     arguments, hyper = step_arguments(*shape)

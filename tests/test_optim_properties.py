@@ -18,7 +18,7 @@ moderate = st.integers(-640, 640).map(lambda i: i / 64)
 
 def given(*strategies, **named):
     """hypothesis.given with fewer examples: a step takes a millisecond, and there are many properties."""
-    return lambda test: settings(max_examples=40)(hypothesis.given(*strategies, **named)(test))
+    return lambda test: settings(max_examples=25)(hypothesis.given(*strategies, **named)(test))
 
 
 variants = pytest.mark.parametrize("variant", ["official", "paper"])

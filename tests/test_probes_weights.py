@@ -159,8 +159,7 @@ def test_query_and_key_from_every_source():
         again = query_key_weights(source)
         assert [pair.n_head for pair in again] == [heads, heads]
         assert all(
-            torch.equal(a.query, b.query) and torch.equal(a.key, b.key)
-            for a, b in zip(again, by_model, strict=True)
+            torch.equal(a.query, b.query) and torch.equal(a.key, b.key) for a, b in zip(again, by_model, strict=True)
         )
     by_hand = query_key_weights({"query": torch.ones(4, 3), "key": torch.zeros(4, 3)}, n_head=2)
     assert [(p.query.shape, p.key.sum().item(), p.n_head) for p in by_hand] == [((4, 3), 0, 2)]

@@ -5,6 +5,7 @@ import gc
 import re
 import threading
 import time
+from html import escape, unescape
 
 import ipywidgets
 import pytest
@@ -37,7 +38,7 @@ def trainings(monkeypatch):
 def quick_pictures(request, monkeypatch):
     """Small pictures that say what they were asked to show: matplotlib is slow. Not in tests marked real_pictures."""
 
-    def dashboard(runs, *, tensor=None, until=None, figure=None):
+    def dashboard(runs, *, tensor=None, until=None, live=False, figure=None):
         figure = figure or Figure(figsize=(0.5, 0.5))
         shown = [(r.recipe.optimizer, r.recipe.lr, len(r.records), r.records[-1:]) for r in runs]
         figure.alt = f"{shown}, {tensor}, until {until}".replace("'", "")
@@ -92,7 +93,7 @@ def widgets_open():
 
 
 def words(html):
-    return re.sub("<[^>]+>", "", html.value)
+    return unescape(re.sub("<[^>]+>", "", html.value))
 
 
 def steps(widget):
@@ -360,7 +361,7 @@ def test_an_error_is_shown_whole_and_the_last_picture_stays(dashboard, trainings
     widget.run_button.click()
     assert widget.wait(20)
     assert widget.state == "failed" and trainings.open == 0
-    assert "RuntimeError: the step &lt;12&gt; failed &amp; so on" in words(widget.status)
+    assert "RuntimeError: the step <12> failed & so on" in words(widget.status)
     assert "__next__" in widget.status.value  # where
     assert 'role="status"' in widget.status.value  # read out politely
     assert steps(widget) == [11, 11, 11] and "AdamW" in widget.alt and widget.png is not None
@@ -487,7 +488,7 @@ def test_every_control_has_a_name(dashboard):
             assert button.description and button.tooltip
         for control in (*widget.rates, widget.tensor, widget.batch, widget.time):
             assert control is None or control.description
-        assert f'alt="{widget.alt}"' in widget.picture.value and words(widget.sentence) == widget.alt
+        assert f'alt="{escape(widget.alt)}"' in widget.picture.value and words(widget.sentence) == widget.alt
         widget.close()
 
 

@@ -10,6 +10,8 @@ from .bounds import check_logit_bound
 from .edge import check_edge
 from .lamb import check_trust_ratio
 from .merit import check_element_ratio
+from .patterns import check_similarity
+from .start import check_passes_100
 
 __all__ = [
     "check_adamw",
@@ -17,5 +19,7 @@ __all__ = [
     "check_element_ratio",
     "check_logit_bound",
     "check_max_logit",
+    "check_passes_100",
+    "check_similarity",
     "check_trust_ratio",
 ]

@@ -10,7 +10,19 @@ def check_adamw(answer) -> None:
     """Print the verdict on `answer(w, grads, lr, beta1, beta2, eps, weight_decay)`, which should return the weights
     after one AdamW step for each gradient in `grads`, with m and v from 0.
     """
-    print(judge(answer, right, inputs(), MISTAKES))
+    print(verdict(answer))
+
+
+def verdict(answer) -> str:
+    """What `check_adamw` prints."""
+
+    def without_crash(w, **arguments):
+        try:
+            return answer(w=w, **arguments)
+        except ZeroDivisionError:  # 1 - beta**0, where somebody divides plain numbers
+            return torch.full_like(w, torch.nan)
+
+    return judge(without_crash, right, inputs(), MISTAKES.values())
 
 
 def right(w, grads, lr, beta1, beta2, eps, weight_decay):
@@ -63,27 +75,29 @@ def _no_decay(w, grads, lr, beta1, beta2, eps, weight_decay):
     return right(w, grads, lr, beta1, beta2, eps, 0.0)
 
 
-MISTAKES = [
-    Mistake(
+MISTAKES = {
+    "no bias correction": Mistake(
         _wrong(correct=False),
         "the bias correction is missing: m and v start at 0 and are too small at first; divide them by "
         "1 - beta1**t and 1 - beta2**t.",
     ),
-    Mistake(
+    "ε under the root": Mistake(
         _wrong(inside=True),
         "ε stands under the root: write sqrt(v̂) + ε, not sqrt(v̂ + ε).",
     ),
-    Mistake(
+    "decay inside the gradient": Mistake(
         _wrong(l2=True),
         "the decay is inside the gradient: λ w goes through m and v, where its size is divided away. That is Adam "
         "with an ℓ2 penalty. Take λ w off the weight, beside the direction.",
     ),
-    Mistake(
+    "t from 0": Mistake(
         _wrong(first=0),
         "t starts from 0: 1 - beta**0 is 0, and every weight becomes 0/0. Count from 1: enumerate(grads, start=1).",
     ),
-    Mistake(_no_decay, "the decay is missing: take lr * weight_decay * w off the weight too."),
-    Mistake(_wrong(root=False), "the root is missing: divide by sqrt(v̂) + ε, not by v̂ + ε."),
-    Mistake(_wrong(sign=1), "the step goes uphill: take lr times the direction off the weight."),
-    Mistake(_wrong(cold=True), "m and v are set to 0 at every step: set them before the loop, and carry them on."),
-]
+    "no decay": Mistake(_no_decay, "the decay is missing: take lr * weight_decay * w off the weight too."),
+    "no root": Mistake(_wrong(root=False), "the root is missing: divide by sqrt(v̂) + ε, not by v̂ + ε."),
+    "uphill": Mistake(_wrong(sign=1), "the step goes uphill: take lr times the direction off the weight."),
+    "moments reset": Mistake(
+        _wrong(cold=True), "m and v are set to 0 at every step: set them before the loop, and carry them on."
+    ),
+}

@@ -38,7 +38,7 @@ def _shared(runs):
 
 MISTAKES = {
     "a rate that diverged": Mistake(
-        _diverged, "you report a rate whose run diverged: its last loss is nan, and a largest rate must be one that trains"
+        _diverged, "you report a rate whose run diverged, with a last loss of nan; the edge is a rate that still trains"
     ),
     "finite is enough": Mistake(
         _not_nan_is_enough, "a finite loss is not enough: a run that ends higher than it began has not trained"
@@ -54,10 +54,9 @@ MISTAKES = {
 }
 
 NAN = float("nan")
-INPUTS = [
-    {"runs": [(0.001, 4.3, 3.4), (0.005, 4.3, 2.9), (0.025, 4.3, 3.3), (0.05, 4.3, 4.1), (0.1, 4.3, 4.9), (0.5, 4.3, NAN)]},
-    {"runs": [(0.25, 4.3, 3.5), (0.05, 4.3, 2.8), (0.01, 4.3, 3.6), (1.25, 4.3, math.inf), (0.7, 4.3, 4.2), (0.9, 4.3, 4.4)]},
-]
+_LADDER = [(0.001, 4.3, 3.4), (0.005, 4.3, 2.9), (0.025, 4.3, 3.3), (0.05, 4.3, 4.1), (0.1, 4.3, 4.9), (0.5, 4.3, NAN)]
+_MIXED = [(0.25, 4.3, 3.5), (0.05, 4.3, 2.8), (1.25, 4.3, math.inf), (0.7, 4.3, 4.2), (0.9, 4.3, 4.4), (0.01, 4.3, 3.6)]
+INPUTS = [{"runs": _LADDER}, {"runs": _MIXED}]
 
 
 def verdict(answer) -> str:

@@ -1,5 +1,7 @@
 """The exercise of notebook 02: LAMB's trust ratio."""
 
+import math
+
 import torch
 
 from ..optim import l2_norm
@@ -11,7 +13,19 @@ def check_trust_ratio(answer) -> None:
     """Print the verdict on `answer(w, d, g, weight_decay, max_weight_norm)`, which should return LAMB's trust ratio
     of a weight w whose direction without decay is d and whose gradient is g.
     """
-    print(judge(answer, right, inputs(), MISTAKES))
+    print(verdict(answer))
+
+
+def verdict(answer) -> str:
+    """What `check_trust_ratio` prints."""
+
+    def without_crash(w, **arguments):
+        try:
+            return answer(w=w, **arguments)
+        except ZeroDivisionError:  # where somebody divides plain numbers; tensors give inf and NaN
+            return math.inf if w.any() else math.nan
+
+    return judge(without_crash, right, inputs(), MISTAKES.values())
 
 
 def right(w, d, g, weight_decay, max_weight_norm):
@@ -61,29 +75,39 @@ def _max_norm(x):
     return x.abs().amax()
 
 
-MISTAKES = [
-    Mistake(
+MISTAKES = {
+    "norm of the gradient": Mistake(
         _wrong(norm_of="g"),
         "that is the norm of the gradient g: that ratio would make the step depend on the gradient's size again. LAMB "
         "measures the step it is about to take, u = d + λ w.",
     ),
-    Mistake(
+    "no guard": Mistake(
         _wrong(guard=None),
         "there is no zero guard: a weight that starts at 0 gets ratio 0 and never leaves, and u = 0 gives a division "
         "by 0. Return 1 where either norm is 0.",
     ),
-    Mistake(
+    "bound on the ratio": Mistake(
         _wrong(bound="ratio"),
         "the bound is on the ratio (as in DeepSpeed): φ bounds the norm of the weights, before the division.",
     ),
-    Mistake(
+    "decay left out": Mistake(
         _wrong(norm_of="d"),
         "the decay is left out of the norm: in LAMB u = d + λ w, and the ratio divides by the norm of all of it.",
     ),
-    Mistake(_wrong(guard="w"), "the guard watches ‖w‖ alone: where ‖u‖ is 0 you still divide by 0."),
-    Mistake(_wrong(guard="u"), "the guard watches ‖u‖ alone: where w is 0 your ratio is 0, and w never leaves 0."),
-    Mistake(_wrong(bound=None), "the bound is missing: φ(‖w‖₂) is at most max_weight_norm."),
-    Mistake(_wrong(flip=True), "the ratio is upside down: the weights' norm is above, the direction's below."),
-    Mistake(_wrong(norm=_max_norm), "these are max-norms, and LAMB's are ℓ2: the root of the sum of squares."),
-    Mistake(_wrong(norm=_mean_norm), "these are mean sizes; LAMB's norms are ℓ2: the root of the sum of squares."),
-]
+    "guard on w alone": Mistake(
+        _wrong(guard="w"), "the guard watches ‖w‖ alone: where ‖u‖ is 0 you still divide by 0."
+    ),
+    "guard on u alone": Mistake(
+        _wrong(guard="u"), "the guard watches ‖u‖ alone: where w is 0 your ratio is 0, and w never leaves 0."
+    ),
+    "no bound": Mistake(_wrong(bound=None), "the bound is missing: φ(‖w‖₂) is at most max_weight_norm."),
+    "upside down": Mistake(
+        _wrong(flip=True), "the ratio is upside down: the weights' norm is above, the direction's below."
+    ),
+    "max-norms": Mistake(
+        _wrong(norm=_max_norm), "these are max-norms, and LAMB's are ℓ2: the root of the sum of squares."
+    ),
+    "mean sizes": Mistake(
+        _wrong(norm=_mean_norm), "these are mean sizes; LAMB's norms are ℓ2: the root of the sum of squares."
+    ),
+}

@@ -4,10 +4,11 @@
     figures.show(figures.loss_and_logit(runs.read_many("data/runs")))
 
 curves.py: runs over time. sweeps.py: many finished runs. matrices.py: weights and ratios as heatmaps.
-lessons.py: a few numbers as lines, heatmaps or text, no run behind them. output.py: show and save. style.py: colours,
-markers, scales.
+lessons.py: a few numbers as lines, heatmaps or text, no run behind them. attention.py: attention weights as images.
+output.py: show and save. style.py: colours, markers, scales.
 """
 
+from .attention import attention_maps
 from .curves import (
     Curve,
     curves,
@@ -24,6 +25,7 @@ from .curves import (
     softmax_row,
 )
 from .lessons import heatmaps, lines, side_by_side
+from .matrices import PatternPicture, StepPicture, pattern_maps, step_maps
 from .output import alt_of, bundle, png, save, show
 from .style import LOOKS, look
 from .sweeps import ladder, loss_against_logit, sweep_batch, sweep_lr, table
@@ -31,7 +33,10 @@ from .sweeps import ladder, loss_against_logit, sweep_batch, sweep_lr, table
 __all__ = [
     "LOOKS",
     "Curve",
+    "PatternPicture",
+    "StepPicture",
     "alt_of",
+    "attention_maps",
     "bundle",
     "curves",
     "dashboard",
@@ -45,6 +50,7 @@ __all__ = [
     "loss_against_logit",
     "loss_and_logit",
     "loss_curves",
+    "pattern_maps",
     "png",
     "ratio_over_time",
     "ratio_tensors",
@@ -54,6 +60,7 @@ __all__ = [
     "show",
     "side_by_side",
     "softmax_row",
+    "step_maps",
     "sweep_batch",
     "sweep_lr",
     "table",

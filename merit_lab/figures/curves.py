@@ -635,7 +635,13 @@ def mean_shares(record: StepRecord, tensor: str | None = None) -> list[float] | 
 
 
 def dashboard(
-    runs, *, tensor: str | None = None, until: int | None = None, at: int | None = None, figure: Figure | None = None
+    runs,
+    *,
+    tensor: str | None = None,
+    until: int | None = None,
+    at: int | None = None,
+    live: bool = False,
+    figure: Figure | None = None,
 ) -> Figure:
     """Four panels for runs side by side: loss; max attention logit, a thin line a layer; trust ratios; clip share.
 
@@ -644,6 +650,7 @@ def dashboard(
             and the mean clip share.
         until: the last step of the time axis, for runs that are still going.
         at: a step to mark, in replay.
+        live: keep the axes of the picture before while they suit.
     """
     found = curves(runs)
     page = drawing(figure, "dashboard", 2, 2, size=(WIDTH, 5.4), legend=_legend(found), hspace=0.8)
@@ -675,10 +682,10 @@ def dashboard(
         if at is not None:
             panel.line("at", [at * a_step] * 2, [0, 1], in_view=False, transform=panel.ax.get_xaxis_transform(),
                        color=QUIET, linewidth=1, linestyle=(0, (3, 2)), zorder=1.4)  # fmt: skip
-    loss.finish(y="auto", calm=True)
-    logit.finish(y="log", calm=True)
-    ratio.finish(y="log", calm=True)
-    clip.finish(y_from=0, calm=True)
+    loss.finish(y="auto", calm=live)
+    logit.finish(y="log", calm=live)
+    ratio.finish(y="log", calm=live)
+    clip.finish(y_from=0, calm=live)
     numbers = f"{_loss_words(found)} {_logit_words(found)}"
     if words:
         numbers += f" Median trust ratio and clipped share now: {join(words)}."

@@ -32,6 +32,7 @@ def lines(
     x_scale: str = "linear",
     y_scale: str | Sequence[str] = "linear",
     y_from: float | None = None,
+    same_y: bool = False,
     levels: Mapping[str, float] | None = None,
     across: int = 3,
     what: str | None = None,
@@ -46,6 +47,7 @@ def lines(
         x, y: axis labels with units; y is one for all panels or a list, one a panel.
         x_scale, y_scale: "linear" or "log"; y_scale also "auto", and a list where panels differ.
         y_from: the y axis starts here.
+        same_y: one y range for all panels, so that they can be compared.
         levels: name -> height of a dashed line across every panel.
         across: panels side by side.
         what: the alternative text's first sentence, without measured numbers; made from the labels by default.
@@ -62,15 +64,23 @@ def lines(
     legend = [(label, handle(_LOOKS[i].color, _LOOKS[i].marker, _DASHES[i])) for i, label in enumerate(labels)]
     page = drawing(figure, f"lines {x} {y}", rows, columns, size=(WIDTH, height * rows), legend=legend,
                    wspace=0.62 if isinstance(y, str) else 0.8, hspace=0.75)  # fmt: skip
-    for i, (panel, (title, curves)) in enumerate(zip(page.panels, panels.items(), strict=False)):
-        for label, values in curves.items():
+    points = {
+        title: {
+            label: values if isinstance(values, tuple) else (range(1, len(values) + 1), values)
+            for label, values in curves.items()
+        }
+        for title, curves in panels.items()
+    }
+    for i, (panel, (title, curves)) in enumerate(zip(page.panels, points.items(), strict=False)):
+        for label, (at, values) in curves.items():
             k = labels.index(label)
-            at, values = values if isinstance(values, tuple) else (range(1, len(values) + 1), values)
             panel.line(label, at, values, color=_LOOKS[k].color, marker=_LOOKS[k].marker, linestyle=_DASHES[k],
                        linewidth=_WIDTHS[k], markersize=6 - 0.5 * k, markevery=max(1, len(values) // 12),
                        markeredgecolor="white", markeredgewidth=0.5, zorder=3 + 0.1 * k)  # fmt: skip
         for name, level in (levels or {}).items():
             panel.level(name, level, name if i == 0 else "")
+        if same_y:
+            panel.see([], [v for others in points.values() for _, values in others.values() for v in values])
         shared = isinstance(y, str)
         bottom = i + columns >= len(panels)
         panel.words(title, x if bottom else "", (y if i % columns == 0 else "") if shared else y[i])

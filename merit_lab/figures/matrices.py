@@ -8,6 +8,7 @@ rectangles and words in inches, and draws all rectangles as one collection and a
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import matplotlib
@@ -23,7 +24,7 @@ from PIL import ImageFont
 
 from ..errors import InputError
 from ..probes.weights import MatrixPattern
-from .style import DPI, GROUND, INK, PARTS, QUIET, WIDTH, join, look, say
+from .style import DPI, GROUND, INK, PARTS, QUIET, WIDTH, join, look
 
 MOST_CELLS = 16  # rows or columns of a matrix that are shown cell by cell
 MOST_NUMBERS = 8  # up to this size each cell has its number
@@ -217,7 +218,7 @@ def _rgb(ink):
 
 
 def short(value: float, digits: int = 2) -> str:
-    """A number that fits a cell: .45, -.045, 5e-3, 12, 1.2e3; 0 is only ever an exact 0."""
+    """A number that fits a cell: .45, -.045, .005, 5e-4, 12, 1e3; 0 is only ever an exact 0."""
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if value == 0:
@@ -226,6 +227,8 @@ def short(value: float, digits: int = 2) -> str:
     if 0.01 <= size < 10 ** (digits + 1):
         words = f"{value:.{digits}g}" if size < 10**digits else f"{value:.0f}"
         return words.replace("0.", ".", 1) if size < 1 else words
+    if 0.001 <= size < 0.01:
+        return f"{value:.{digits - 1}g}".replace("0.", ".", 1)
     mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -319,7 +322,8 @@ def step_maps(
         raise InputError("steps: got none, expected one optimizer's step at least")
     n, k = steps[0].w.shape
     if max(n, k) > MOST_CELLS:
-        raise InputError(f"steps: got a {n} x {k} matrix, expected at most {MOST_CELLS} x {MOST_CELLS}; pass a part of it")
+        most = f"{MOST_CELLS} x {MOST_CELLS}"
+        raise InputError(f"steps: got a {n} x {k} matrix, expected at most {most}; pass a part of it")
     for name in quantities:
         if name not in QUANTITIES:
             raise InputError(f"quantities: got {name!r}, expected some of {', '.join(QUANTITIES)}")
@@ -328,23 +332,24 @@ def step_maps(
     bar = 0 if numbers else _BAR
     lines = math.ceil(len(layout.quantities) / layout.a_row)
     # In a line with s all matrices stand lower by the strip of c, so that a row is one row all across the line.
-    drops = [(layout.cell + _STRIP_GAP) * ("s" in layout.line(i)) for i in range(lines)]
-    heights = [_TITLE + drop + n * layout.cell + bar + 0.2 for drop in drops]
-    a_band = 0.24 + sum(heights)
-    sheet = Sheet(WIDTH, _TOP + len(steps) * a_band)
+    strip = layout.cell + _STRIP_GAP
+    drops = [[strip * (step.s is not None and "s" in layout.line(i)) for i in range(lines)] for step in steps]
+    heights = [[_TITLE + drop + n * layout.cell + bar + 0.2 for drop in line] for line in drops]
+    sheet = Sheet(WIDTH, _TOP + sum(0.24 + sum(line) for line in heights))
     scales = _scales(steps)
     _legend(sheet, title, steps)
-    for index, step in enumerate(steps):
-        top = _TOP + index * a_band
+    top = _TOP
+    for step, drop, height in zip(steps, drops, heights, strict=True):
         sheet.boxes(_LEFT, top - 0.02, 0.11, 0.11, look(step.name).color)
         sheet.text(_LEFT + 0.18, top + 0.08, step.name, 10, bold=True)
         for place, quantity in enumerate(layout.quantities):
             line, column = divmod(place, layout.a_row)
             x = _LEFT + sum(_width(q, k, layout.cell) + _GAP for q in layout.line(line)[:column])
-            y = top + 0.24 + sum(heights[:line]) + _TITLE - 0.1 + drops[line]
+            y = top + 0.24 + sum(height[:line]) + _TITLE - 0.1 + drop[line]
             if quantity == "s":
                 x += layout.cell + _STRIP_GAP
             _one_map(sheet, step, quantity, x, y, layout.cell, scales, numbers, chosen, origin, column == 0)
+        top += 0.24 + sum(height)
     return sheet.finish(f"Heatmaps of {join(_PLAIN[q] for q in quantities)} under {_names(steps)}.", about)
 
 
@@ -435,13 +440,13 @@ def _matrix(sheet, x, y, values, paint, cell, numbers):
 
 
 def _numbers(sheet, x, y, values, fills, cell):
-    digits = 3 if cell > 0.42 else 2
-    size = min(8.5, cell * 72 / (3.05 if digits == 2 else 3.6))
+    words = [short(value, 3 if cell > 0.42 else 2) for value in values.ravel().tolist()]
+    size = min(9.0, cell * 72 / (0.62 * max(3, *map(len, words))))  # a digit is about .62 of its size wide
     inks = _ink_on(fills)
-    for index, value in enumerate(values.ravel()):
+    for index, word in enumerate(words):
         row, column = divmod(index, values.shape[1])
-        middle = y + (row + 0.5) * cell + size * 0.36 / 72  # a digit is about .73 of its size high
-        sheet.text(x + (column + 0.5) * cell, middle, short(float(value), digits), size, inks[index], "center")
+        middle = y + (row + 0.5) * cell + size * 0.36 / 72  # and .73 high
+        sheet.text(x + (column + 0.5) * cell, middle, word, size, inks[index], "center")
 
 
 def _ratio_strips(sheet, step, x, y, paint, cell, numbers):
@@ -612,7 +617,7 @@ def _heat(sheet, x, y, fills, title, shape, picture, title_drop=0.0):
         at = down + _MAP * row / shape[0]
         sheet.line([(x - 0.06, at), (x + _MAP, at)], "#4a4a4a", 0.6)
     every = math.ceil((len(borders) - 1) / 12)
-    for head, (first, last) in enumerate(zip(borders[:-1], borders[1:], strict=True)):
+    for head, (first, last) in enumerate(pairwise(borders)):
         if len(borders) > 2 and head % every == 0:
             at = down + _MAP * (first + last) / 2 / shape[0] + 0.035
             sheet.text(x - 0.05, at, f"h{head + 1}", 6.5, QUIET, "right")

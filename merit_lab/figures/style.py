@@ -252,12 +252,13 @@ class Panel:
         limits = [low - room if fixed[0] is None else low, high + room if fixed[1] is None else high]
         if calm and axis.get_scale() == scale:
             was = [to(v) for v in self.ax.get_ylim()]
-            if was[0] <= limits[0] and limits[1] <= was[1] and limits[1] - limits[0] > 0.6 * (was[1] - was[0]):
+            slack = 1e-9 * (was[1] - was[0])  # rounding is no reason to move
+            below, above = limits[0] < was[0] - slack, limits[1] > was[1] + slack
+            if below or above:  # it grows: some room for what comes
+                extra = 0.3 * (max(limits[1], was[1]) - min(limits[0], was[0]))
+                limits = [limits[0] - extra if below else was[0], limits[1] + extra if above else was[1]]
+            elif limits[1] - limits[0] > 0.6 * (was[1] - was[0]):
                 limits = was
-            elif limits[0] < was[0] or limits[1] > was[1]:  # it grows: some room for what comes
-                extra = 0.1 * (limits[1] - limits[0])
-                limits = [limits[0] - extra * (fixed[0] is None and limits[0] < was[0]),
-                          limits[1] + extra * (fixed[1] is None and limits[1] > was[1])]  # fmt: skip
         if axis.get_scale() != scale:
             (self.ax.set_xscale if axis.axis_name == "x" else self.ax.set_yscale)(scale)
         low, high = back(limits[0]), back(limits[1])

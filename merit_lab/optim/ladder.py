@@ -3,7 +3,8 @@
     for name, rung in LADDER.items():
         optimizer = build(name, model.parameters(), lr=1e-2, weight_decay=0.1)
 
-A rung is an optimizer class and its switches. `rung.switch` says what changed from the rung before.
+A rung is an optimizer class and its switches. `rung.switch` says what changed from the rung before. eps and
+weight_decay are no switches, and the classes differ in their defaults: pass both where rungs are compared.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ _LAMB3 = {"norm": "l2", "ratio": "weight", "bound": False, "clip": False}  # LAM
 
 LADDER = _named(
     Rung("AdamW", AdamW, {}, "the start: m̂ / (√v̂ + ε), decay beside it"),
-    Rung("LAMB", LAMB, {}, "decay joins the direction, and one ℓ2 trust ratio a tensor scales it"),
+    Rung("LAMB", LAMB, {}, "one ℓ2 trust ratio a tensor scales the whole update, decay included"),
     Rung("LAMB without bias correction", MERIT, _LAMB3, "m and v in place of m̂ and v̂"),
     Rung("maxLAMB", MERIT, _LAMB3 | {"norm": "max"}, "the largest element in place of the ℓ2 norm"),
     Rung(

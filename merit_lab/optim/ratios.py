@@ -24,7 +24,11 @@ def max_norm(x: Tensor, dim: int | None = None) -> Tensor:
 
 
 def l2_norm(x: Tensor, dim: int | None = None) -> Tensor:
-    """‖x‖₂, the root of the sum of squares: of the whole tensor (0-D), or along `dim`, which stays with size 1."""
+    """‖x‖₂, the root of the sum of squares: of the whole tensor (0-D), or along `dim`, which stays with size 1.
+
+    In float32 the squares of elements above 1e19 overflow and of those below 1e-23 vanish: a limit of LAMB's, not
+    of the max-norm's.
+    """
     return torch.linalg.vector_norm(x, 2, dim=dim, keepdim=dim is not None)
 
 

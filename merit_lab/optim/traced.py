@@ -20,6 +20,7 @@ What it guarantees:
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -268,7 +269,7 @@ def _check_number(name, value):
         if value.ndim != 0:
             raise ValueError(f"{name}: got a tensor of shape {tuple(value.shape)}, expected a number or a 0-D tensor")
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name}: got {value!r}, expected a number ≥ 0")
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{name}: got {value!r}, expected a finite number ≥ 0")
@@ -278,7 +279,7 @@ def _check_betas(betas):
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ValueError(f"betas: got {betas!r}, expected two numbers (β₁, β₂), each in [0, 1)")
     for index, beta in enumerate(betas):
-        if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0 <= beta < 1:
+        if isinstance(beta, bool) or not isinstance(beta, numbers.Real) or not 0 <= beta < 1:
             raise ValueError(f"betas[{index}]: got {beta!r}, expected a number in [0, 1)")
 
 

@@ -107,7 +107,7 @@ def hessian_vector_product(loss: Callable[[], Tensor], parameters: Iterable[Tens
             what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise InputError(f"loss: got {what}, expected a scalar tensor")
         if not torch.isfinite(value):
-            raise InputError(f"loss: got {value.item()}, expected a finite number; take weights from before it diverged")
+            raise InputError(f"loss: got {value.item()}, expected a finite one; take weights from before it diverged")
         grads = _grad(value, parameters, create_graph=True) if value.requires_grad else []
     # A gradient that depends on no parameter has a zero derivative, and nothing to differentiate.
     sloped = [(i, g) for i, g in enumerate(grads) if g.requires_grad]

@@ -21,9 +21,7 @@ __all__ = ["LiveTraining", "LogitGrowth", "OptimizerXRay", "WeightPatterns"]
 
 def __getattr__(name):
     if name not in _HOMES:
-        raise AttributeError(
-            f"module 'merit_lab.widgets' has no attribute {name!r}; it has {', '.join(__all__)}"
-        )
+        raise AttributeError(f"module 'merit_lab.widgets' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     globals()[name] = value
     return value

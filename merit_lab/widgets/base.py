@@ -41,9 +41,7 @@ _NAME_SLIDERS = (
     "const label = h.closest('.jupyter-widgets')?.querySelector('label')?.textContent; "
     "if (label) h.setAttribute('aria-label', label); })"
 )
-_TEXT = (
-    "color: var(--jp-content-font-color1, inherit); line-height: 1.45; max-width: 110ch; white-space: normal;"
-)
+TEXT = "color: var(--jp-content-font-color1, inherit); line-height: 1.45; max-width: 110ch; white-space: normal;"
 
 
 class Renderer:
@@ -141,12 +139,10 @@ class LabWidget(ipywidgets.VBox):
         self._drawing = threading.RLock()  # one picture at a time, and in order
         self._handlers: list[Callable[[], None]] = []  # what takes them off again
         self.renderer = Renderer(self.refresh, self.rate, self.share)
-        self.picture = ipywidgets.HTML(layout={"width": "100%", "margin": "4px 0"})
-        self.sentence = ipywidgets.HTML(layout={"width": "100%"})
-        self.status = ipywidgets.HTML(layout={"width": "100%"})
-        super().__init__(
-            [*controls, self.picture, self.sentence, *below, self.status], layout={"width": "100%"}
-        )
+        self.picture = ipywidgets.HTML(layout={"margin": "4px 2px"})
+        self.sentence = ipywidgets.HTML()
+        self.status = ipywidgets.HTML()
+        super().__init__([*controls, self.picture, self.sentence, *below, self.status])
         self.add_class("merit-lab")
         self.say("")
 
@@ -181,9 +177,7 @@ class LabWidget(ipywidgets.VBox):
                 f'decoding="sync" style="display: block; max-width: 100%; height: auto; border-radius: 4px" '
                 f'onload="{_NAME_SLIDERS}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
             )
-            self.sentence.value = (
-                f'<p style="{_TEXT} margin: 0; min-height: 2.9em">{html.escape(self.alt)}</p>'
-            )
+            self.sentence.value = f'<p style="{TEXT} margin: 0; min-height: 2.9em">{html.escape(self.alt)}</p>'
             self.frames += 1
 
     def request(self) -> None:
@@ -214,7 +208,7 @@ class LabWidget(ipywidgets.VBox):
     def _set_status(self, inner: str, mark: bool = False) -> None:
         # Marked by a bar and a word, not by colour alone; the text keeps the theme's colour.
         bar = "border-left: 4px solid #d55e00; padding-left: 8px;" if mark else ""
-        self.status.value = f'<div role="status" style="{_TEXT} {bar} min-height: 1.45em">{inner}</div>'
+        self.status.value = f'<div role="status" style="{TEXT} {bar} min-height: 1.45em">{inner}</div>'
 
     @contextmanager
     def guarded(self):

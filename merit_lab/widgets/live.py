@@ -409,7 +409,9 @@ class LiveTraining(LabWidget):
             if self.state in (RUNNING, PAUSED):
                 self._tell(self._time_left(position))
         self._offer_tensors(shown)
-        self.figure = figures.dashboard(shown, tensor=self.tensor.value, until=self.n_steps, figure=self.figure)
+        self.figure = figures.dashboard(
+            shown, tensor=self.tensor.value, until=self.n_steps, live=self.state == RUNNING, figure=self.figure
+        )
         return self.figure
 
     def _time_left(self, position):

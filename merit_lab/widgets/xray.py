@@ -12,7 +12,8 @@ Rows, columns and steps count from 1, as in the paper.
 import html
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ipywidgets
@@ -24,8 +25,9 @@ from .. import optim
 from ..errors import InputError
 from ..figures import matrices
 from ..figures.style import join
+from ..optim import traced
 from ..probes.weights import query_key_weights
-from .base import LabWidget
+from .base import TEXT, LabWidget
 
 NONE = "(none)"
 OWN = "your own entries"
@@ -38,6 +40,7 @@ GRADIENTS = {
     "the same g at every step": "same",
     "random around g (step 1 is g)": "random",
 }
+SETTINGS = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.0}
 MOST_KEPT = 8_000_000  # numbers of earlier steps that are kept for the way back; beyond that they are taken again
 
 
@@ -47,13 +50,13 @@ class Preset(NamedTuple):
     weight: Any
     grad: Any
     hint: str
-    settings: dict[str, float] = {}
+    settings: Mapping[str, float] = MappingProxyType({})
 
 
 def _random_preset():
     generator = torch.Generator().manual_seed(0)
     draw = [torch.randn(8, 8, generator=generator, dtype=torch.float64) for _ in range(2)]
-    return [[[round(value, 2) for value in row] for row in (0.3 * draw[0]).tolist()], draw[1].round(decimals=2).tolist()]
+    return (0.3 * draw[0]).round(decimals=2), draw[1].round(decimals=2)
 
 
 _QUIET = 1e-7  # below ε: the direction is then far smaller than elsewhere
@@ -142,25 +145,32 @@ class OptimizerXRay(LabWidget):
             optim.named(name)
         if preset is not None and preset not in PRESETS:
             raise InputError(f"preset: got {preset!r}, expected one of {', '.join(map(repr, PRESETS))}")
-        self._matrices = _from_run(run) if run is not None else {}
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise InputError(f"steps: got {steps!r}, expected a whole number ≥ 1")
         given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        settings = _settings(run) | {key: value for key, value in given.items() if value is not None}
-        self._defaults = settings
+        self._given = {key: value for key, value in given.items() if value is not None}
+        _check({**SETTINGS, **self._given})
+        self.run = run
+        self._matrices = _from_run(run) if run is not None else {}
         self._quiet = 0  # above 0 while several controls are set together
         self._histories: dict[str, _History] = {}
-        self._make_controls(names, steps, settings, seed)
+        self._make_controls(names, steps, {**SETTINGS, **self._given}, seed)
         super().__init__(self._rows(), [self.reading])
+        try:
+            if weight is not None:
+                w = as_matrix(weight, "weight")
+                g = as_matrix(1.0 if grad is None else grad, "grad")
+                self._take_entries(to_text(w), to_text(g))
+            else:
+                self.source.value = preset or next(iter(self._matrices or PRESETS))
+                self._take_source(**self._given)
+            self.refresh()
+            if self.error is not None:
+                raise self.error
+        except Exception:
+            self.close()
+            raise
         self._listen()
-        if weight is not None:
-            w = as_matrix(weight, "weight")
-            g = as_matrix(torch.as_tensor(1.0 if grad is None else grad).double(), "grad")
-            self._take_entries(to_text(w), to_text(g))
-        else:
-            self.source.value = preset or next(iter(self._matrices or PRESETS))
-            self._take_source(keep=[key for key, value in given.items() if value is not None])
-        self.refresh()
-        if self.error is not None:
-            raise self.error
 
     # -- controls --------------------------------------------------------------------------------------------
 
@@ -218,16 +228,14 @@ class OptimizerXRay(LabWidget):
         self.forward = ipywidgets.Button(
             description="Forward", tooltip="one step forward in time", layout={"width": "90px"}
         )
-        self.time = box(
-            "Step", 1, kind=ipywidgets.IntSlider, min=1, max=steps, width="360px", continuous_update=False
-        )
+        self.time = box("Step", 1, kind=ipywidgets.IntSlider, min=1, max=steps, width="360px", continuous_update=False)
         self.row, self.column = count("Element: row", 1, 1, "170px"), count("column", 1, 1, "130px")
-        self.hint = ipywidgets.HTML(layout={"width": "100%"})
-        self.reading = ipywidgets.HTML(layout={"width": "100%"})
+        self.hint = ipywidgets.HTML()
+        self.reading = ipywidgets.HTML()
 
     def _rows(self):
         def row(*widgets):
-            return ipywidgets.HBox(widgets, layout={"flex_flow": "row wrap", "width": "100%"})
+            return ipywidgets.HBox(widgets, layout={"flex_flow": "row wrap"})
 
         return [
             row(*self.optimizers),
@@ -259,7 +267,7 @@ class OptimizerXRay(LabWidget):
 
     def _restart(self):
         if not self._quiet:
-            self._check_settings()
+            _check(self.settings)
             self._histories.clear()
             self.refresh()
 
@@ -278,8 +286,8 @@ class OptimizerXRay(LabWidget):
 
     # -- the matrix ------------------------------------------------------------------------------------------
 
-    def _take_source(self, keep=()):
-        """The matrix of the source chosen, with the settings that belong to it but for those to keep."""
+    def _take_source(self, **first):
+        """The matrix of the source chosen, with the settings that belong to it; those given here come first."""
         name = self.source.value
         if name in self._matrices:
             weight, grad, hint = self._matrices[name]
@@ -296,29 +304,27 @@ class OptimizerXRay(LabWidget):
             self.weight_text.value, self.grad_text.value = texts
             for text in (self.weight_text, self.grad_text):
                 text.disabled = name in self._matrices
-            if name in PRESETS:  # its hint speaks of these settings
-                self._set_settings({k: v for k, v in (self._defaults | PRESETS[name].settings).items() if k not in keep})
+            # A preset's hint speaks of the lab's settings and its own; a run comes with the run's.
+            own = PRESETS[name].settings if name in PRESETS else _settings_of(self.run)
+            for key, value in {**SETTINGS, **self._given, **own, **first}.items():
+                if key == "betas":
+                    self.beta1.value, self.beta2.value = value
+                else:
+                    getattr(self, key).value = value
             self._take(weight, grad, hint)
         finally:
             self._quiet -= 1
 
-    def _set_settings(self, settings):
-        for key, value in settings.items():
-            if key == "betas":
-                self.beta1.value, self.beta2.value = value
-            else:
-                getattr(self, key).value = value
-
     def _take_entries(self, weight_text, grad_text):
         """The matrix that was typed."""
-        if self.source.value in self._matrices and self.weight_text.disabled:
+        if self.weight_text.disabled:
             # from a run to your own entries: begin with a matrix that can be typed
             preset = next(iter(PRESETS.values()))
             weight_text, grad_text = to_text(as_matrix(preset.weight, "w")), to_text(as_matrix(preset.grad, "g"))
         weight, grad = parse(weight_text, "w"), parse(grad_text, "g")
         if max(weight.shape) > matrices.MOST_CELLS:
             raise InputError(
-                f"w: got {weight.shape[0]} x {weight.shape[1]}, expected at most {matrices.MOST_CELLS} rows and columns"
+                f"w: got {weight.shape[0]} x {weight.shape[1]}, expected {matrices.MOST_CELLS} rows and columns at most"
             )
         if grad.numel() == 1:
             grad = grad.expand_as(weight).clone()
@@ -348,7 +354,7 @@ class OptimizerXRay(LabWidget):
             control.max = most  # brings the value into range too
         self.time.value = 1
         self.outlier.value = 1.0
-        self.hint.value = f'<p style="line-height: 1.4; margin: 2px 0; max-width: 110ch">{html.escape(hint)}</p>'
+        self.hint.value = f'<p style="{TEXT} margin: 2px 0">{html.escape(hint)}</p>'
         self._histories.clear()
 
     @property
@@ -390,12 +396,6 @@ class OptimizerXRay(LabWidget):
             "weight_decay": self.weight_decay.value,
         }
 
-    def _check_settings(self):
-        try:  # the optimizer knows its ranges
-            optim.AdamW([torch.zeros(1)], **self.settings)
-        except ValueError as error:
-            raise InputError(str(error)) from None
-
     def taken(self, name: str) -> "Taken":
         """The step of this optimizer at the time shown, with what it started from."""
         if name not in self._histories:
@@ -403,7 +403,7 @@ class OptimizerXRay(LabWidget):
         return self._histories[name].at(self.time.value)
 
     def draw(self):
-        self._check_settings()
+        _check(self.settings)
         taken = {name: self.taken(name) for name in self.names}
         n, k = self._weight.shape
         i, j = self.row.value - 1, self.column.value - 1
@@ -427,7 +427,7 @@ class OptimizerXRay(LabWidget):
         return figure
 
     def close(self):
-        self._histories = {}
+        self._histories, self._matrices, self.run = {}, {}, None
         super().close()
 
 
@@ -467,7 +467,7 @@ class _History:
             self.latest = Taken(t, weight, grad, exp_avg, exp_avg_sq, self.settings, step)
             self.states[t] = (step.weight, step.exp_avg, step.exp_avg_sq)
             if 3 * weight.numel() * len(self.states) > MOST_KEPT:
-                for old in [old for old in self.states if 0 < old < t]:
+                for old in [old for old in self.states if old not in (0, t)]:
                     del self.states[old]
         return self.latest
 
@@ -500,9 +500,7 @@ def _picture(name, taken, window) -> matrices.StepPicture:
     def part(tensor):
         return tensor[rows, columns].numpy()
 
-    picture = matrices.StepPicture(
-        name, part(taken.weight), part(taken.grad), part(step.direction), part(step.update)
-    )
+    picture = matrices.StepPicture(name, part(taken.weight), part(taken.grad), part(step.direction), part(step.update))
     decided = decided_by(name, step)
     if decided is None:
         return picture
@@ -641,9 +639,7 @@ def _merit_lines(name, taken, i, j):
     clips = switches.get("clip", True)
     product = _n((step.element_ratio * step.direction)[i, j])
     return [
-        Line(
-            "3", "u ← m / (√v + ε) + λ w", f"{m} / (√{v} + {_n(settings['eps'])}) + {decay} · {w} = {u}"
-        ),
+        Line("3", "u ← m / (√v + ε) + λ w", f"{m} / (√{v} + {_n(settings['eps'])}) + {decay} · {w} = {u}"),
         ratio("4", "b", "", step.weight_ratio, None, 0),
         ratio("5", rows, f"{_sub(i + 1)},:", step.row_ratio, 1, i),
         ratio("6", columns, f":,{_sub(j + 1)}", step.column_ratio, 0, j),
@@ -674,9 +670,7 @@ def _sub(number: int) -> str:
 
 
 def _moves(taken, i, j) -> str:
-    moves = [
-        f"{name} by {_n((step.step.weight - step.weight)[i, j])}" for name, step in taken.items()
-    ]
+    moves = [f"{name} by {_n((step.step.weight - step.weight)[i, j])}" for name, step in taken.items()]
     return f"The outlined element, row {i + 1}, column {j + 1}, is moved: {join(moves)}."
 
 
@@ -744,7 +738,10 @@ def parse(text: str, name: str) -> Tensor:
 def as_matrix(values, name: str) -> Tensor:
     """A matrix of doubles from nested lists, an array, a tensor or one number."""
     try:
-        matrix = torch.as_tensor(values).detach().cpu().double()
+        if isinstance(values, Tensor) and values.dtype != torch.float64:
+            # to the digits that float32 holds, so that .1 is shown and taken as .1
+            values = [[float(f"{x:.7g}") for x in row] for row in torch.atleast_2d(values.detach().float()).tolist()]
+        matrix = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name}: got {values!r}, expected a matrix of numbers ({error})") from None
     if matrix.ndim == 0:
@@ -792,16 +789,25 @@ def _gradients(model, layer):
     return [grad.detach().float().cpu().clone() for grad in grads]
 
 
-def _settings(run) -> dict[str, Any]:
-    """lr, betas, eps and weight decay: of the run's recipe, else the lab's."""
-    settings = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.0}
+def _check(settings):
+    """InputError that names the setting, what came and what is allowed."""
+    try:  # as the optimizers do; to construct one would load half of torch first
+        traced._check_betas(settings["betas"])
+        for name in ("lr", "eps", "weight_decay"):
+            traced._check_number(name, settings[name])
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def _settings_of(run) -> dict[str, Any]:
+    """lr, betas, eps and weight decay that the run's recipe names, if it has one."""
     recipe = getattr(run, "recipe", None)
-    if recipe is not None:
-        settings |= {"lr": recipe.lr} | {key: recipe.optimizer_args[key] for key in settings if key in recipe.optimizer_args}
-    return settings
+    if recipe is None:
+        return {}
+    return {"lr": recipe.lr} | {key: recipe.optimizer_args[key] for key in SETTINGS if key in recipe.optimizer_args}
 
 
-def benchmark_xray(size: int = 8, moves: int = 20, optimizers: Sequence[str] = ("AdamW", "LAMB", "MERIT")) -> list[float]:
+def benchmark_xray(size=8, moves=20, optimizers: Sequence[str] = ("AdamW", "LAMB", "MERIT")) -> list[float]:
     """Seconds from a new value of the outlier's slider to the new picture, for each of some moves.
 
     The goal is a median below 0.2 on an 8 x 8 matrix and two CPU cores. The time the browser takes is not in it.

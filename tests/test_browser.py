@@ -1,0 +1,241 @@
+"""The widgets in a real browser: headless Chromium against a real JupyterLab, every notebook that shows a widget.
+
+Where MERIT_LAB_SCREENSHOTS names a folder, pictures of each widget at both widths and in both themes go there.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+NAMES = ("LiveTraining", "OptimizerXRay", "LogitGrowth", "WeightPatterns")
+NARROW, WIDE = 900, 1600  # pixels of the window
+LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
+PATIENCE = 240_000  # ms that a notebook may take on a busy machine
+
+# What the page is asked. `jupyterapp` is there because the server was told to expose it.
+OPEN = "path => jupyterapp.commands.execute('docmanager:open', {path})"
+RUN_ALL = """() => {
+    window.ran = false;
+    jupyterapp.commands.execute('notebook:run-all-cells').then(() => window.ran = true);
+}"""
+THEME = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
+
+
+def uses(notebook: Path) -> list[str]:
+    """The widgets that a notebook makes."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    return [name for name in NAMES if f"{name}(" in code]
+
+
+WITH_WIDGETS = {path.stem: uses(path) for path in sorted(NOTEBOOKS.glob("*.ipynb")) if uses(path)}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Address of a JupyterLab over a copy of the notebooks, with settings of its own."""
+    home = tmp_path_factory.mktemp("lab")
+    shutil.copytree(NOTEBOOKS, home / "notebooks", ignore=shutil.ignore_patterns("conftest.py", ".ipynb_checkpoints"))
+    settings = home / "settings" / "@jupyterlab"
+    for plugin, values in {
+        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+        "notebook-extension/tracker": {"windowingMode": "none"},  # all cells stay in the page
+        "docmanager-extension/plugin": {"autosave": False},
+    }.items():
+        path = settings / f"{plugin}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
+    command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={home / 'notebooks'}"]
+    command += ["--IdentityProvider.token=secret", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None"]
+    with open(home / "log", "w") as log:
+        server = subprocess.Popen(command, env=environment, cwd=home, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token=secret", timeout=2).close()
+                break
+            except OSError:
+                if server.poll() is not None or time.monotonic() > deadline:
+                    pytest.fail(f"JupyterLab did not start:\n{(home / 'log').read_text()[-2000:]}")
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/lab?token=secret"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    with sync_api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        browser = playwright.chromium.launch(executable_path=chromium, args=[*arguments, "--disable-sync"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module", params=WITH_WIDGETS)
+def opened(request, lab, browser):
+    """A notebook, opened and run to its end in a window of 1600 pixels: (page, names of its widgets)."""
+    page = browser.new_page(viewport={"width": WIDE, "height": 1000})
+    page.set_default_timeout(60_000)
+    page.goto(lab)
+    page.wait_for_function("() => window.jupyterapp && jupyterapp.started", timeout=PATIENCE)
+    page.evaluate("() => jupyterapp.restored")
+    page.evaluate(OPEN, f"{request.param}.ipynb")
+    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell")
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.ready")
+    page.evaluate(RUN_ALL)
+    page.wait_for_function("() => window.ran", timeout=PATIENCE)
+    yield page, WITH_WIDGETS[request.param], request.param
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.close()
+
+
+def widgets(page):
+    return page.locator(".merit-lab:not(.merit-lab .merit-lab)")
+
+
+def picture(widget):
+    """What the picture is, to see whether it changes."""
+    return widget.locator("img.merit-lab-picture").first.get_attribute("src")
+
+
+def wait_until(condition, seconds=60.0):
+    """Whether the condition came true in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def rests(widget, seconds=1.5):
+    """Whether the picture stays as it is."""
+    before = picture(widget)
+    time.sleep(seconds)
+    return picture(widget) == before
+
+
+def press(widget, name):
+    widget.get_by_role("button", name=name, exact=True).first.click()
+
+
+def test_there_are_notebooks_with_every_widget():
+    assert {name for names in WITH_WIDGETS.values() for name in names} == set(NAMES)
+
+
+def test_the_notebook_ran_without_an_error(opened):
+    page, names, _ = opened
+    panel = page.locator(".jp-NotebookPanel")
+    assert panel.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']").count() == 0
+    assert panel.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    assert "Error displaying widget" not in panel.inner_text()
+    assert widgets(page).count() == len(names)
+    for i in range(len(names)):
+        assert wait_until(lambda i=i: widgets(page).nth(i).locator("img.merit-lab-picture").count() == 1)
+
+
+def test_no_serious_accessibility_fault(opened):
+    page, _, _ = opened
+    result = axe.Axe().run(page, context=".merit-lab")
+    serious = [v for v in result.response["violations"] if v["impact"] in ("serious", "critical")]
+    faults = [(v["id"], v["help"], [n["html"][:200] for n in v["nodes"]][:3]) for v in serious]
+    assert not faults, json.dumps(faults, indent=1)
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_it_fits_at_both_widths_and_in_both_themes(opened, width, theme):
+    page, _names, notebook = opened
+    page.set_viewport_size({"width": width, "height": 1000})
+    page.evaluate(THEME, theme)
+    page.wait_for_function(f"() => document.body.dataset.jpThemeName === '{theme}'")
+    for i in range(widgets(page).count()):
+        widget = widgets(page).nth(i)
+        widget.scroll_into_view_if_needed()
+        assert widget.evaluate("w => w.scrollWidth <= w.clientWidth + 1"), "the widget is wider than its place"
+        shown = widget.locator("img.merit-lab-picture").first.bounding_box()
+        assert shown["width"] > 300 and shown["height"] > 150
+        sentence = widget.locator("p").first
+        assert len(sentence.inner_text()) > 30
+        if folder := os.environ.get("MERIT_LAB_SCREENSHOTS"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            name = f"{notebook}-{i}-{width}-{theme.split()[-1].lower()}.png"
+            page.locator(".jp-OutputArea-output", has=widget).last.screenshot(path=Path(folder) / name)
+    page.set_viewport_size({"width": WIDE, "height": 1000})
+
+
+def only(opened, name):
+    """The first widget of this kind in the notebook, or a skip where the notebook has none."""
+    page, names, _ = opened
+    if name not in names:
+        pytest.skip(f"no {name} in this notebook")
+    return widgets(page).nth(names.index(name))
+
+
+def test_live_training_obeys_its_buttons(opened):
+    dashboard = only(opened, "LiveTraining")
+    press(dashboard, "Reset")
+    assert wait_until(lambda: rests(dashboard, 0.5))
+    clear = picture(dashboard)
+    press(dashboard, "Step")
+    assert wait_until(lambda: picture(dashboard) != clear), "Step shows one step"
+    assert wait_until(lambda: rests(dashboard)), "and no more than one"
+    one = picture(dashboard)
+    press(dashboard, "Run")
+    assert wait_until(lambda: picture(dashboard) != one), "the picture changes while it runs"
+    press(dashboard, "Pause")
+    assert wait_until(lambda: rests(dashboard)), "it rests after Pause"
+    paused = picture(dashboard)
+    press(dashboard, "Run")
+    assert wait_until(lambda: picture(dashboard) != paused), "Run goes on after Pause"
+    press(dashboard, "Stop")
+    assert wait_until(lambda: rests(dashboard)), "it rests after Stop"
+    assert picture(dashboard) != clear, "the last state stays visible"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_slider_moved_by_keyboard_changes_the_picture(opened, name):
+    widget = only(opened, name)
+    if name == "LiveTraining":
+        press(widget, "Reset")
+    assert wait_until(lambda: rests(widget, 1.0))
+    sliders = widget.get_by_role("slider").filter(visible=True)
+    assert sliders.count() > 0
+    before = picture(widget), widget.inner_text()
+    for i in range(sliders.count()):
+        if sliders.nth(i).get_attribute("aria-disabled") == "true":
+            continue
+        sliders.nth(i).focus()
+        for key in ("ArrowRight", "ArrowLeft", "Home", "End"):
+            sliders.nth(i).press(key)
+            if wait_until(lambda: (picture(widget), widget.inner_text()) != before, 3):
+                return
+    pytest.fail("no slider changed anything")
