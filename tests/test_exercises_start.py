@@ -5,9 +5,10 @@ import math
 import pytest
 from lessons import solution_of
 
-from merit_lab import Recipe
+from merit_lab import Recipe, runs, text
 from merit_lab.exercises import check_passes_100
 from merit_lab.exercises.start import BATCHES, THRESHOLD, peak_logit, recipe_below_100, verdict
+from merit_lab.files import data_dir
 
 
 def like_the_model(recipe):
@@ -69,7 +70,7 @@ def test_what_needs_no_training_is_told_without(name):
 
 
 WITH_TRAINING = {
-    "the wrong way": (256, "at batch 256 the largest logit is 4, not above 100; the rate is the same, the steps are fewer"),
+    "the wrong way": (256, "the largest logit is 4, not above 100; the rate is the same, the steps are fewer"),
     "too far": (4, "it passes 100 there, but it does so at batch 16 already"),
     "right": (16, "right"),
 }
@@ -90,3 +91,14 @@ def test_the_messages_differ():
     said = [verdict(answer, no_training) for answer, _ in WITHOUT_TRAINING.values()]
     said += [verdict(lambda r, b=b: r.replace(batch_size=b), like_the_model) for b, _ in WITH_TRAINING.values()]
     assert len(set(said)) == len(said)
+
+
+def test_the_recorded_runs_are_of_the_same_recipe_at_the_small_batch():
+    found = {run.recipe.optimizer: run for run in runs.read_many(data_dir() / "runs" / "start")}
+    assert set(found) == {"AdamW", "LAMB", "MERIT"}
+    sha256 = text.load("shakespeare").sha256
+    for name, run in found.items():
+        large = Recipe.named("start", optimizer=name)
+        assert run.complete and run.header["text"]["sha256"] == sha256
+        expected = large.replace(batch_size=4, lr=run.recipe.lr, device="cpu", probe_every=32)
+        assert run.recipe == expected and large.n_steps * 16 == run.recipe.n_steps

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,13 +19,22 @@ ROOT = repo_root()
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 SHELL = "".join(code for language, code in BLOCKS if language == "sh")
-COMMANDS = [shlex.split(line, comments=True)[3:] for line in SHELL.splitlines() if line.startswith("python -m merit_lab")]
+LINES = [shlex.split(line, comments=True) for line in SHELL.splitlines()]
+COMMANDS = [line[3:] for line in LINES if line[:3] == ["python", "-m", "merit_lab"]]
 
 
 def test_the_map_is_what_the_notebooks_say():
     assert notebooks.MAP.search(README)[0] == notebooks.course_map(notebooks.find())
     for path in notebooks.find():
         assert f"](notebooks/{path.name})" in README
+
+
+def test_the_first_notebook_has_the_same_map():
+    cells = notebooks.nbformat.read(notebooks.folder() / "00_start_here.ipynb", as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    listed = re.findall(r"^\| \[[^\]]+\]\((\d\d_\w+\.ipynb)\) \| (.+) \|$", text, flags=re.MULTILINE)
+    rows = re.findall(r"\(notebooks/(.+?)\) \| (.+?) \|", notebooks.course_map(notebooks.find()))
+    assert listed == rows and rows
 
 
 def first_cell(time="Time: 20 min to read; 15 s to run on 2 CPU cores. GPU: not needed.", question="**Why?** Think."):
@@ -96,7 +106,7 @@ def test_there_are_commands():
 def test_a_command_and_its_options_exist(command):
     result = CliRunner().invoke(app, [*command, "--help"])  # an unknown option is refused before help is shown
     assert result.exit_code == 0, result.output
-    given = dict(zip(command, command[1:], strict=False))
+    given = dict(pairwise(command))
     if "--recipe" in given:
         assert given["--recipe"] in RECIPES
     if "--optimizer" in given:

@@ -68,10 +68,11 @@ def test_a_picture_with_its_words(counter):
 
 def test_the_saved_notebook_shows_the_last_frame(counter):
     counter.again.click()
-    bundle = counter._repr_mimebundle_()
+    bundle, metadata = counter._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]) == counter.png
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == counter.model_id
     assert bundle["text/plain"] == "Counter()"
+    assert metadata == {"image/png": {"alt": counter.alt}}
 
 
 def test_controls_draw_and_stop_drawing_after_close(counter):
@@ -220,7 +221,9 @@ def test_sliders_get_a_name_for_screen_readers(counter):
 
 
 def test_importing_the_package_loads_neither_ipywidgets_nor_matplotlib():
-    code = "import sys, merit_lab.widgets as w; print(w.__all__, sorted({'ipywidgets', 'matplotlib'} & set(sys.modules)))"
+    code = (
+        "import sys, merit_lab.widgets as w; print(w.__all__, sorted({'ipywidgets', 'matplotlib'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['LiveTraining', 'LogitGrowth', 'OptimizerXRay', 'WeightPatterns'] []"
 

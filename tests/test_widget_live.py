@@ -244,7 +244,7 @@ def test_buttons_that_would_do_nothing_are_disabled(dashboard, trainings):
 
 def test_the_tensor_is_chosen_once_ratios_are_known(dashboard, real_pictures):
     widget = dashboard()
-    assert [label for label, _ in widget.tensor.options] == ["all tensors"]
+    assert [label for label, _ in widget.tensor.options] == ["all tensors"] and widget.tensor.label == "all tensors"
     widget.run_button.click()
     assert widget.wait(20)
     before = widget.png

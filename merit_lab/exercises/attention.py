@@ -33,6 +33,8 @@ def inputs() -> list[dict]:
     return [
         # The largest of all stands in the future, at (0, 2); the largest absolute one is negative, at (2, 1).
         call([[2.0, 1, 0, 1], [1, 0, 2, 0], [0, 2, 1, 1]], [[1.0, 0, 1, 0], [0, -3, 0, -1], [4, 1, 0, 1]]),
+        # The same the other way round: the largest of all stands in the past, at (2, 0).
+        call([[1.0, 0, 1, 0], [0, -3, 0, -1], [4, 1, 0, 1]], [[2.0, 1, 0, 1], [1, 0, 2, 0], [0, 2, 1, 1]]),
         call([[1.0, 0.0]], [[-3.0, 0.0]]),  # one pair, and its logit is negative
         call([[1.0, 0, 0, 1], [1, 0, 1, 0]], [[-2.0, 0, 1, -1], [-1, 0, -3, 0]]),  # all are negative
     ]

@@ -1,4 +1,4 @@
-"""Notebook 00: at a learning rate that is too large for AdamW, the batch size at which its attention logit passes 100."""
+"""Notebook 00: at a learning rate too large for AdamW, the batch size at which its attention logit passes 100."""
 
 import dataclasses
 import json

@@ -111,7 +111,7 @@ class Panel:
     def __init__(self, ax, frame=True):
         self.ax, self._artists, self._used = ax, {}, set()
         self.version = 0  # counts the changes of what belongs to the ground
-        self._shown, self._finished = {}, False
+        self._shown, self._finished, self._headroom = {}, False, False
         self._reset()
         ax.set_facecolor(GROUND)
         for side, spine in ax.spines.items():
@@ -188,6 +188,7 @@ class Panel:
                 )  # fmt: skip
                 halo = [patheffects.withStroke(linewidth=2.5, foreground=GROUND)]  # readable where curves cross
                 self._artists[key, "text"].set_path_effects(halo)
+            self._headroom = bool(text)
         self._used |= {key, (key, "text")}
         self.see([], [y])
 
@@ -249,7 +250,8 @@ class Panel:
         room = (high - low) * margin or abs(high) * margin or 1.0
         if log:
             room = max(room, 0.04)
-        limits = [low - room if fixed[0] is None else low, high + room if fixed[1] is None else high]
+        above = room * (1 + (self._headroom and axis.axis_name == "y"))  # the name of a level may be topmost
+        limits = [low - room if fixed[0] is None else low, high + above if fixed[1] is None else high]
         if calm and axis.get_scale() == scale:
             was = [to(v) for v in self.ax.get_ylim()]
             slack = 1e-9 * (was[1] - was[0])  # rounding is no reason to move

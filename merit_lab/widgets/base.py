@@ -1,4 +1,4 @@
-"""What every widget of the lab is made of: controls, a picture, a sentence under it, a status line.
+"""What every widget of the lab is made of: controls, a status line, a picture, a sentence under it.
 
     class Rolls(LabWidget):
         def __init__(self):
@@ -34,12 +34,17 @@ from ..figures import output
 
 JOIN_SECONDS = 5.0  # close() waits this long for a thread that is in the middle of something
 
-# ipywidgets (8.1) gives the handle of a slider no name that a screen reader could say. The picture's onload
-# does: it copies the slider's label. Where inline handlers are forbidden nothing is lost but that name.
-_NAME_SLIDERS = (
-    "this.closest('.merit-lab')?.querySelectorAll('[role=slider]').forEach(h => { "
+# ipywidgets (8.1) gives the handle of a slider and the buttons of Play no name that a screen reader could say. The
+# picture's onload does: it copies the slider's label. Where inline handlers are forbidden nothing is lost but names.
+_NAMES = (
+    "const lab = this.closest('.merit-lab'); "
+    "lab?.querySelectorAll('[role=slider]').forEach(h => { "
     "const label = h.closest('.jupyter-widgets')?.querySelector('label')?.textContent; "
-    "if (label) h.setAttribute('aria-label', label); })"
+    "if (label) h.setAttribute('aria-label', label); }); "
+    "lab?.querySelectorAll('.widget-play').forEach(p => "
+    "['Play the slider', 'Slider to its start', 'Repeat'].forEach((name, i) => { "
+    "const button = p.querySelectorAll('button')[i]; "
+    "if (button) { button.setAttribute('aria-label', name); button.title = name; } }))"
 )
 TEXT = "color: var(--jp-content-font-color1, inherit); line-height: 1.45; max-width: 110ch; white-space: normal;"
 
@@ -111,11 +116,11 @@ class Renderer:
 
 
 class LabWidget(ipywidgets.VBox):
-    """Base of the lab's widgets: a box of controls, picture, sentence and status line.
+    """Base of the lab's widgets: a box of controls, status line, picture and sentence.
 
     Args:
         controls: widgets above the picture.
-        below: widgets between the sentence and the status line.
+        below: widgets under the sentence.
 
     Attributes:
         picture, sentence, status: the ipywidgets.HTML that show them.
@@ -142,7 +147,8 @@ class LabWidget(ipywidgets.VBox):
         self.picture = ipywidgets.HTML(layout={"margin": "4px 2px"})
         self.sentence = ipywidgets.HTML()
         self.status = ipywidgets.HTML()
-        super().__init__([*controls, self.picture, self.sentence, *below, self.status])
+        # The status line stands where the controls are: that is where one looks after using one.
+        super().__init__([*controls, self.status, self.picture, self.sentence, *below])
         self.add_class("merit-lab")
         self.say("")
 
@@ -175,7 +181,7 @@ class LabWidget(ipywidgets.VBox):
                 f'<img class="merit-lab-picture" alt="{html.escape(self.alt)}" '
                 f'width="{width}" height="{height}" '
                 f'decoding="sync" style="display: block; max-width: 100%; height: auto; border-radius: 4px" '
-                f'onload="{_NAME_SLIDERS}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+                f'onload="{_NAMES}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
             )
             self.sentence.value = f'<p style="{TEXT} margin: 0; min-height: 2.9em">{html.escape(self.alt)}</p>'
             self.frames += 1
@@ -266,11 +272,12 @@ class LabWidget(ipywidgets.VBox):
         return f"{type(self).__name__}()"  # short and always the same: nbval compares it
 
     def _repr_mimebundle_(self, **kwargs):
-        """The live view, and beside it the last picture for readers without a kernel."""
+        """The live view, and beside it the last picture, with its alternative text, for readers without a kernel."""
         bundle = super()._repr_mimebundle_(**kwargs) or {}
-        if self.png is not None:
-            bundle["image/png"] = base64.b64encode(self.png).decode()
-        return bundle
+        if self.png is None:
+            return bundle, {}
+        bundle["image/png"] = base64.b64encode(self.png).decode()
+        return bundle, {"image/png": {"alt": self.alt}}
 
     def close(self) -> None:
         """End threads, take off handlers, and close every widget inside. A second call does nothing."""

@@ -37,7 +37,7 @@ class LogitGrowth(LabWidget):
         self.time = ipywidgets.IntSlider(
             value=last, min=0, max=last, description="time", readout=False, continuous_update=False, **wide
         )
-        self.play = ipywidgets.Play(value=last, min=0, max=last, interval=400)
+        self.play = ipywidgets.Play(value=last, min=0, max=last, interval=400, show_repeat=False)
         self.when = ipywidgets.HTML()
         self._link = ipywidgets.jslink((self.play, "value"), (self.time, "value"))
         row = {"flex_flow": "row wrap", "width": "100%", "align_items": "center"}

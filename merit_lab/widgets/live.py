@@ -31,6 +31,7 @@ MOST = 4  # optimizers side by side
 SAME = ("model", "text", "seed", "batch_size", "block_size", "tokens")  # else it is not the same weights and batches
 REPLAY_SECONDS = 8.0  # that Run takes for a recorded run
 READY, RUNNING, PAUSED, STOPPED, DONE, FAILED = "ready", "running", "paused", "stopped", "done", "failed"
+_ALL = ("all tensors", "")  # "" and not None, which a Dropdown takes for no choice
 _ROW = {"flex_flow": "row wrap", "width": "100%"}
 
 
@@ -108,7 +109,7 @@ class LiveTraining(LabWidget):
         self._started = False  # whether the lanes are open
         self._stop, self._pause = threading.Event(), threading.Event()
         self._rounds: deque[float] = deque(maxlen=20)  # seconds of the latest steps
-        self._began, self._spent = 0.0, 0.0  # when this stretch of running began; processor seconds of its pictures
+        self._began, self._spent = (0.0, 0.0), 0.0  # clocks when this stretch of running began; seconds of its pictures
         self._sent = None  # what the renderer has put into the time slider
         self._link = None
         super().__init__(self._controls())
@@ -126,14 +127,14 @@ class LiveTraining(LabWidget):
     # -- controls ------------------------------------------------------------------------------------------------
 
     def _controls(self):
-        def button(text, icon, tooltip):
-            return ipywidgets.Button(description=text, icon=icon, tooltip=tooltip, layout={"width": "6.5em"})
+        def button(text, tooltip):  # without an icon: its glyph would be part of the button's name
+            return ipywidgets.Button(description=text, tooltip=tooltip, layout={"width": "6.5em"})
 
-        self.run_button = button("Run", "play", "Start, or go on after a pause")
-        self.pause_button = button("Pause", "pause", "Pause after this step")
-        self.step_button = button("Step", "step-forward", "Take one step of each")
-        self.stop_button = button("Stop", "stop", "End the run; the picture stays")
-        self.reset_button = button("Reset", "undo", "End the run, clear the picture, set the sliders back")
+        self.run_button = button("Run", "Start, or go on after a pause")
+        self.pause_button = button("Pause", "Pause after this step")
+        self.step_button = button("Step", "Take one step of each")
+        self.stop_button = button("Stop", "End the run; the picture stays")
+        self.reset_button = button("Reset", "End the run, clear the picture, set the sliders back")
         self._buttons = {
             self.run_button: self.run, self.pause_button: self.pause, self.step_button: self.step,
             self.stop_button: self.halt, self.reset_button: self.reset,
@@ -154,7 +155,7 @@ class LiveTraining(LabWidget):
                 options=_batch_sizes(live[0].recipe), value=live[0].recipe.batch_size, description="batch",
                 continuous_update=False, **_wide(),
             )  # fmt: skip
-        self.tensor = ipywidgets.Dropdown(options=[("all tensors", None)], description="ratios of", **_wide())
+        self.tensor = ipywidgets.Dropdown(options=[_ALL], description="ratios of", **_wide())
         self.progress = ipywidgets.HTML(layout={"width": "100%"})
         rows = [ipywidgets.HBox(list(self._buttons), layout=_ROW)]
         sliders = [*self.rates, *([self.batch] if self.batch else [])]
@@ -167,7 +168,7 @@ class LiveTraining(LabWidget):
             self.time = ipywidgets.IntSlider(
                 value=n, min=0, max=n, description="step", continuous_update=False, **_wide()
             )
-            self.play = ipywidgets.Play(value=n, min=0, max=n, step=_stride(n), interval=250)
+            self.play = ipywidgets.Play(value=n, min=0, max=n, step=_stride(n), interval=250, show_repeat=False)
             self._link = ipywidgets.jslink((self.play, "value"), (self.time, "value"))
             choices += [self.time, self.play]
         return [*rows, ipywidgets.HBox(choices, layout=_ROW), self.progress]
@@ -270,7 +271,7 @@ class LiveTraining(LabWidget):
             function = partial(self._train, None if self._started else self.plan(), limit)
         self._stop.clear()
         self._pause.clear()
-        before, self._began, self._spent = self.state, time.monotonic(), 0.0
+        before, self._began, self._spent = self.state, _clocks(), 0.0
         self._enter(RUNNING)
         if not self.work(function):
             self._enter(before)
@@ -325,7 +326,9 @@ class LiveTraining(LabWidget):
             self._rounds.append(time.monotonic() - started)
             if self.position >= self.n_steps:
                 return DONE
-            if self._spent <= self.start + self.budget * (time.monotonic() - self._began):
+            # On a busy machine the clock runs on while neither training nor pictures do.
+            elapsed = min(now - began for now, began in zip(_clocks(), self._began, strict=True))
+            if self._spent <= self.start + self.budget * elapsed:
                 self.request()
         return STOPPED
 
@@ -410,7 +413,7 @@ class LiveTraining(LabWidget):
                 self._tell(self._time_left(position))
         self._offer_tensors(shown)
         self.figure = figures.dashboard(
-            shown, tensor=self.tensor.value, until=self.n_steps, live=self.state == RUNNING, figure=self.figure
+            shown, tensor=self.tensor.value or None, until=self.n_steps, live=self.state == RUNNING, figure=self.figure
         )
         return self.figure
 
@@ -426,7 +429,7 @@ class LiveTraining(LabWidget):
         if len(self.tensor.options) == 1:
             names = figures.ratio_tensors(shown)
             if names:
-                self.tensor.options = [("all tensors", None), *((short(name), name) for name in names)]
+                self.tensor.options = [_ALL, *((short(name), name) for name in names)]
 
 
 class _View:
@@ -482,6 +485,11 @@ def _seconds(seconds):
     if seconds < 1:
         return f"{seconds:.2g} s"
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _clocks():
+    """Seconds on the clock, and of this process's processor time."""
+    return time.monotonic(), time.process_time()
 
 
 def _wide():
