@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help lab test notebooks lint doctor setup text clean
+.PHONY: help lab test notebooks bench lint doctor setup text clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -28,6 +28,9 @@ test: setup text lint ## lint, tests and notebooks (a part: make test ARGS="test
 
 notebooks: setup text ## execute the notebooks, store them, show what changed (NAMES="02_lamb 03_merit")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m merit_lab.notebooks run $(NAMES)
+
+bench: setup text ## measure what probes and widgets cost; writes data/bench/
+	@$(BIN)/python -m merit_lab.bench
 
 lint: setup ## check the style of all Python, the notebooks' too
 	@$(BIN)/ruff check

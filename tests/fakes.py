@@ -12,11 +12,8 @@ from merit_lab.training import StepRecord
 
 LAYERS, HEADS, CONTEXT = 3, 2, 32
 MODEL = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": 32, "block_size": CONTEXT, "vocab_size": 65}
-TENSORS = ["token_embedding.weight"] + [
-    f"blocks.{i}.{part}.weight"
-    for i in range(LAYERS)
-    for part in ("attention.query", "attention.key", "attention.value", "attention.project", "mlp.expand", "mlp.project")
-]
+PARTS = [f"attention.{name}" for name in ("query", "key", "value", "project")] + ["mlp.expand", "mlp.project"]
+TENSORS = ["token_embedding.weight"] + [f"blocks.{i}.{part}.weight" for i in range(LAYERS) for part in PARTS]
 # Where the loss ends, and by what factor the largest logit grows in a run.
 ENDS = {"AdamW": (2.5, 400.0), "LAMB": (2.25, 60.0), "MERIT": (2.1, 15.0)}
 

@@ -5,13 +5,14 @@ import math
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
+import fakes
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-import fakes
 from merit_lab import figures
 from merit_lab.errors import InputError
 from merit_lab.figures import style
@@ -488,7 +489,7 @@ def test_a_live_picture_keeps_its_axes_while_they_suit():
                 if hasattr(line, "get_ydata") and len(line.get_xdata()) > 2:
                     low, high = panel.ax.get_ylim()
                     assert low <= min(line.get_ydata()) and max(line.get_ydata()) <= high
-    changes = sum(a != b for a, b in zip(limits, limits[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(limits))
     assert changes <= 15 and len({tuple(map(tuple, now[4:])) for now in limits}) == 1
 
 

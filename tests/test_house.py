@@ -17,7 +17,7 @@ FOLDERS = {".ci", "data", "merit_lab", "notebooks", "tests"}
 # What a GPU machine without Jupyter has no use for, and what would make `import merit_lab` slow.
 SHELL_PACKAGES = ("matplotlib", "seaborn", "pandas", "ipywidgets", "IPython", "typer", "rich", "datasets", "tiktoken")
 # They draw, show, execute notebooks or are a program; every other module is the core.
-SHELL_MODULES = ("figures", "widgets", "exercises", "notebooks", "compare", "__main__")
+SHELL_MODULES = ("figures", "widgets", "exercises", "notebooks", "compare", "bench", "__main__")
 
 
 def project():

@@ -4,10 +4,10 @@ import re
 import threading
 from html import escape, unescape
 
+import fakes
 import ipywidgets
 import pytest
 
-import fakes
 from merit_lab import figures
 from merit_lab.errors import InputError
 from merit_lab.widgets import LogitGrowth

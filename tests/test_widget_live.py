@@ -6,12 +6,13 @@ import re
 import threading
 import time
 from html import escape, unescape
+from itertools import pairwise
 
+import fakes
 import ipywidgets
 import pytest
 from matplotlib.figure import Figure
 
-import fakes
 from merit_lab import figures
 from merit_lab.errors import InputError
 from merit_lab.widgets import LiveTraining, live
@@ -24,12 +25,11 @@ def trainings(monkeypatch):
     """Fake trainings in place of real ones. They are kept in .made, and a test sets seconds and fail_at."""
 
     class Training(fakes.Training):
-        made = []
-
         def __init__(self, recipe, corpus=None):
             super().__init__(recipe, corpus)
             self.made.append(self)
 
+    Training.made = []
     monkeypatch.setattr(live, "train", Training)
     return Training
 
@@ -286,15 +286,15 @@ def test_at_most_four_frames_a_second(dashboard, trainings, real_pictures):
     trainings.seconds = 0.001
     widget = dashboard(n_steps=100_000, names=("MERIT",))
     widget.budget = 1.0  # so that the rate alone holds it back
-    at = []
-    widget.picture.observe(lambda _: at.append(time.monotonic()), "value")
+    draw, began = widget.renderer.draw, []
+    widget.renderer.draw = lambda: (began.append(time.monotonic()), draw())
+    before = widget.frames
     widget.run_button.click()
-    until(lambda: len(at) >= 7, 60)
+    until(lambda: len(began) >= 7, 60)
     widget.halt()
-    between = [b - a for a, b in zip(at, at[1:7], strict=False)]
-    assert len(widget.runs[0].records) > 6 * 8  # it was asked far more often
-    # The picture stands a little after its draw began, which is what the renderer counts from.
-    assert sum(between) / len(between) > 0.23, between
+    assert len(widget.runs[0].records) > 7 * 8  # it was asked far more often
+    assert widget.frames - before <= len(began) + 1  # the last one, at the end
+    assert min(b - a for a, b in pairwise(began)) > 0.249
 
 
 def test_pictures_take_a_small_share_of_the_run(dashboard, trainings, monkeypatch):
@@ -348,7 +348,7 @@ def test_close_ends_everything(trainings):
     time.sleep(0.05)
     assert steps(widget) == taken
     widget.close()  # again does nothing
-    del widget
+    widget = None
     assert figures_alive() == before
 
 

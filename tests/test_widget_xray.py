@@ -103,6 +103,10 @@ def test_without_the_bound_a_tie_is_the_rows():
     assert decided_by("MERIT without bound", step).tolist() == [["row", "row"], ["column", "column"]]
     _, step = chain("MERIT", weight=[[1.0, 0.5], [0.2, 0.1]], grads=[[[1.0, 1.0], [1.0, 1.0]]])
     assert (decided_by("MERIT", step) == "bound").all()
+    _, step = chain("MERIT column only")
+    fake = step._replace(element_ratio=step.row_ratio.expand_as(step.element_ratio))  # equal to r by chance
+    assert "row" not in decided_by("MERIT column only", fake)
+    assert "row" in decided_by("MERIT", fake)
 
 
 @pytest.mark.parametrize(

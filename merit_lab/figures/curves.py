@@ -410,9 +410,9 @@ def _growth_words(records, values, n_head):
     place = f"layer {row // n_head}, head {row % n_head}" if n_head else f"layer {row}"
     words = f"It is largest in {place} at step {records[column].step}: {say(clean[row, column])}."
     over = np.nonzero((values >= THRESHOLD).any(0))[0]
-    return words + (
-        f" {THRESHOLD} is first passed at step {records[over[0]].step}." if over.size else f" It stays below {THRESHOLD}."
-    )
+    if over.size:
+        return f"{words} {THRESHOLD} is first passed at step {records[over[0]].step}."
+    return f"{words} It stays below {THRESHOLD}."
 
 
 def softmax_row(record: StepRecord, *, figure: Figure | None = None) -> Figure:
@@ -466,7 +466,8 @@ def entropy_over_time(runs, *, figure: Figure | None = None) -> Figure:
         records, tables = curve.series("attention_entropy")
         x, lowest = time(records), [min(map(min, t)) for t in tables]
         mean = [sum(map(sum, t)) / sum(map(len, t)) for t in tables]
-        panel.line((curve.label, "mean"), x, mean, color=curve.look.color, linewidth=0.9, alpha=0.6, linestyle=curve.line)
+        panel.line((curve.label, "mean"), x, mean, color=curve.look.color, linewidth=0.9, alpha=0.6,
+                   linestyle=curve.line)  # fmt: skip
         panel.line(curve.label, x, lowest, **_marked(curve, len(x)))
         if curve.diverged:
             _mark_end(panel, curve, x, lowest)

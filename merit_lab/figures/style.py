@@ -365,8 +365,8 @@ def drawing(figure, name, rows=1, columns=1, *, size, legend=(), share_y=False, 
         axes.append(figure.add_axes(box, sharey=axes[0] if share_y and axes else None))
     if lines:
         figure.legend(
-            [handle for _, handle in legend], labels, loc="upper left", bbox_to_anchor=(0.06, 1), ncols=columns_of_legend,
-            frameon=False, fontsize=9.5, handlelength=2.2, columnspacing=1.4, borderaxespad=0.2, labelcolor=INK,
+            [handle for _, handle in legend], labels, loc="upper left", bbox_to_anchor=(0.06, 1),
+            ncols=columns_of_legend, frameon=False, fontsize=9.5, handlelength=2.2, columnspacing=1.4, borderaxespad=0.2, labelcolor=INK,
         )  # fmt: skip
     figure.drawing = Drawing(figure, kind, [Panel(ax, frame=False) for ax in axes])
     return figure.drawing

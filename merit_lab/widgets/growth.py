@@ -33,7 +33,7 @@ class LogitGrowth(LabWidget):
         options = [(curve.label, i) for i, curve in enumerate(self.curves)]
         last = len(_probed(self.curves[0])) - 1
         self.run = ipywidgets.Dropdown(options=options, value=0, description="run", **wide)
-        self.per_head = ipywidgets.Checkbox(value=False, description="each head", indent=False, layout={"width": "auto"})
+        self.per_head = ipywidgets.Checkbox(description="each head", indent=False, layout={"width": "auto"})
         self.time = ipywidgets.IntSlider(
             value=last, min=0, max=last, description="time", readout=False, continuous_update=False, **wide
         )

@@ -143,8 +143,8 @@ class LiveTraining(LabWidget):
         labels = [curve.label for curve in figures.curves(self.runs)]
         self.rates = [
             ipywidgets.FloatLogSlider(
-                value=lane.recipe.lr, base=10, min=_log10(lane.recipe.lr) - 2, max=_log10(lane.recipe.lr) + 2, step=0.05,
-                description=f"lr {label}", continuous_update=False, readout_format=".2g", **_wide(),
+                value=lane.recipe.lr, base=10, min=_log10(lane.recipe.lr) - 2, max=_log10(lane.recipe.lr) + 2,
+                step=0.05, description=f"lr {label}", continuous_update=False, readout_format=".2g", **_wide(),
             )
             for lane, label in zip(self.runs, labels, strict=True)
             if not lane.recorded
