@@ -293,6 +293,18 @@ def test_the_time_mark_moves_without_a_new_heatmap():
     assert np.array_equal(pixels(figure, fast=True), pixels(figures.logit_growth(run, at=30, row=True)))
 
 
+def test_another_heatmap_replaces_the_first_in_a_live_picture():
+    run, other = fakes.run("AdamW"), fakes.run("AdamW")
+    for record in other.records:
+        if record.max_attention_logit:
+            record.max_attention_logit = [[0.9 * z for z in heads] for heads in record.max_attention_logit]
+    figure = figures.logit_growth(run)
+    first = pixels(figure, fast=True)
+    figures.logit_growth(other, figure=figure)
+    second = pixels(figure, fast=True)
+    assert not np.array_equal(second, first) and np.array_equal(second, pixels(figures.logit_growth(other)))
+
+
 def test_softmax_row_names_the_place_and_the_weight():
     record = [r for r in fakes.run("AdamW").records if r.largest_logit][-1]
     figure = figures.softmax_row(record)
@@ -499,10 +511,10 @@ def test_redrawing_does_not_pile_up_artists(runs):
     for _ in range(5):
         figures.dashboard(runs, figure=figure)
     assert [len(panel.ax.get_children()) for panel in figure.drawing.panels] == count
-    growth = figures.logit_growth(runs[0], at=3, row=True)
+    growth, another = figures.logit_growth(runs[0], at=3, row=True), fakes.run("AdamW", seed=1)
     count = [len(ax.get_children()) for ax in growth.axes]
-    for at in (6, 9, 12):
-        figures.logit_growth(runs[0], at=at, row=True, figure=growth)
+    for run, at in ((runs[0], 6), (another, 9), (runs[0], 12)):
+        figures.logit_growth(run, at=at, row=True, figure=growth)
     assert [len(ax.get_children()) for ax in growth.axes] == count
 
 

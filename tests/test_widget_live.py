@@ -298,26 +298,32 @@ def test_at_most_four_frames_a_second(dashboard, trainings, real_pictures):
 
 
 def test_pictures_take_a_small_share_of_the_run(dashboard, trainings, monkeypatch):
-    real, spent = live.figures.dashboard, []
+    """A tenth of a second a picture and a step: 40 seconds of training ask for 0.2 + 4 % of 40 seconds of pictures."""
+    clock, asked = [0.0], []
+    monkeypatch.setattr(live, "_clocks", lambda: (clock[0], clock[0]))
 
-    def slow(*args, **kwargs):
-        began = time.thread_time()
-        while time.thread_time() < began + 0.1:
-            pass
-        spent.append(0.1)
-        return real(*args, **kwargs)
+    def tick(training):
+        clock[0] += 0.1
 
-    trainings.seconds = 0.001
-    widget = dashboard(n_steps=100_000, names=("MERIT",))
-    monkeypatch.setattr(live.figures, "dashboard", slow)
-    began = time.monotonic()
+    def request():
+        asked.append(clock[0])
+        widget._spent += 0.1
+
+    trainings.stepped = staticmethod(tick)
+    widget = dashboard(n_steps=400, names=("MERIT",))
+    widget.request = request
     widget.run_button.click()
-    time.sleep(2)
-    drawn, elapsed = sum(spent), time.monotonic() - began
-    widget.halt()
-    assert widget.budget < 0.05
-    # At most one picture is asked for while another is still being drawn, hence the two on top.
-    assert 0.1 <= drawn <= widget.start + widget.budget * elapsed + 0.2
+    assert widget.wait(20) and widget.state == "done"
+    assert widget.budget < 0.05 and 15 <= len(asked) <= 20
+    assert sum(at > 20 for at in asked) >= 7  # not all at the start
+
+
+def test_what_a_picture_takes_is_counted(dashboard, real_pictures):
+    widget = dashboard()
+    before = widget._spent
+    began = time.thread_time()
+    widget.refresh()
+    assert 0 < widget._spent - before <= time.thread_time() - began
 
 
 def test_twenty_cycles_leave_no_thread_and_no_figure(dashboard, trainings, real_pictures):
@@ -467,6 +473,26 @@ def test_live_beside_recorded(trainings):
         widget.run_button.click()
         assert widget.wait(20)
         assert steps(widget) == [20, 30] and len(trainings.made) == 1 and widget.time is None
+    finally:
+        widget.close()
+
+
+# -- real trainings ----------------------------------------------------------------------------------------------
+
+
+def test_all_start_from_the_same_weights_and_see_the_same_batches():
+    model = {key: value for key, value in fakes.MODEL.items() if key != "vocab_size"}
+    widget = LiveTraining([fakes.recipe(name, 3, model=model) for name in THREE])
+    try:
+        widget.step_button.click()
+        assert widget.wait(60), widget.status.value
+        corpora = {id(lane.corpus) for lane in widget.runs}
+        widget.run_button.click()
+        assert widget.wait(60) and widget.state == "done", widget.status.value
+        first = {lane.records[0].train_loss for lane in widget.runs}
+        last = {lane.records[-1].train_loss for lane in widget.runs}
+        assert len(first) == 1 and len(last) == 3
+        assert len(corpora) == 1  # the text is read once
     finally:
         widget.close()
 

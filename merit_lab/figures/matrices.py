@@ -169,14 +169,19 @@ class _Words(Artist):
     def _copy(self, renderer):
         page = np.asarray(renderer.buffer_rgba())
         scale = renderer.dpi / 72
+        planes = {}  # ink -> how much of each pixel it covers
         for x, y, words, size, ink, align, bold in self.words:
+            if ink not in planes:
+                planes[ink] = np.zeros(page.shape[:2], np.uint8)
             mask, (left, top) = _mask(words, size * scale, align, bold)
-            high, wide = mask.shape[:2]
             x0 = max(0, round(x * renderer.dpi) + left)
             y0 = max(0, page.shape[0] - round(y * renderer.dpi) + top)
-            under = page[y0 : y0 + high, x0 : x0 + wide, :3]
-            part = mask[: under.shape[0], : under.shape[1]]
-            under[:] = (under * (255 - part) + _rgb(ink) * part) // 255
+            under = planes[ink][y0 : y0 + mask.shape[0], x0 : x0 + mask.shape[1]]
+            np.maximum(under, mask[: under.shape[0], : under.shape[1]], out=under)
+        for ink, plane in planes.items():
+            pixels = plane.nonzero()
+            cover = plane[pixels][:, None].astype(np.uint16)
+            page[*pixels, :3] = (page[*pixels, :3] * (255 - cover) + _rgb(ink) * cover) // 255
 
     def _write(self, renderer):
         context = renderer.new_gc()
@@ -194,12 +199,11 @@ class _Words(Artist):
 
 @lru_cache(maxsize=8192)
 def _mask(words, pixels, align, bold):
-    """(high, wide, 1) coverage 0…255 of a text, and where it lies from its anchor on the baseline."""
+    """(high, wide) coverage 0…255 of a text, and where it lies from its anchor on the baseline."""
     anchor = {"left": "ls", "center": "ms", "right": "rs"}[align]
     mask, (left, top) = _font(pixels, bold).getmask2(words, "L", anchor=anchor)
     wide, high = mask.size
-    letters = np.frombuffer(bytes(mask), np.uint8).reshape(high, wide, 1)
-    return letters.astype(np.uint16), (round(left), round(top))
+    return np.frombuffer(bytes(mask), np.uint8).reshape(high, wide), (round(left), round(top))
 
 
 @lru_cache(maxsize=64)

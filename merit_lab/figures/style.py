@@ -312,7 +312,8 @@ class Drawing:
             canvas.restore_region(self._ground[2])
         else:
             canvas.draw()
-            self._ground = (state, canvas, canvas.copy_from_bbox(self.figure.bbox)) if again else None
+            if again:
+                self._ground = (state, canvas, canvas.copy_from_bbox(self.figure.bbox))
         for panel in self.panels:
             for artist in panel.moving():
                 panel.ax.draw_artist(artist)
@@ -366,7 +367,8 @@ def drawing(figure, name, rows=1, columns=1, *, size, legend=(), share_y=False, 
     if lines:
         figure.legend(
             [handle for _, handle in legend], labels, loc="upper left", bbox_to_anchor=(0.06, 1),
-            ncols=columns_of_legend, frameon=False, fontsize=9.5, handlelength=2.2, columnspacing=1.4, borderaxespad=0.2, labelcolor=INK,
+            ncols=columns_of_legend, frameon=False, fontsize=9.5, handlelength=2.2, columnspacing=1.4,
+            borderaxespad=0.2, labelcolor=INK,
         )  # fmt: skip
     figure.drawing = Drawing(figure, kind, [Panel(ax, frame=False) for ax in axes])
     return figure.drawing

@@ -160,15 +160,11 @@ def loss_against_logit(runs, *, figure: Figure | None = None) -> Figure:
     good = data[~data.diverged & data.peak_logit.notna()]
     words = ""
     if len(good) > 2:
-        rank = good.peak_logit.corr(good.val_loss, method="pearson") if len(good) < 3 else _rank_correlation(good)
+        rank = good.peak_logit.rank().corr(good.val_loss.rank())
         words = f"Rank correlation of the two over {len(good)} runs: {rank:.2f}. "
     return page.describe(
         f"Final validation loss against peak attention logit, a point a run, for {join(names)}.", words + _lost(data)
     )
-
-
-def _rank_correlation(data):
-    return float(np.corrcoef(data.peak_logit.rank(), data.val_loss.rank())[0, 1])
 
 
 def _against(panels, data, names, key, ring, of=None) -> list[str]:

@@ -48,6 +48,8 @@ _NAMES = (
 )
 TEXT = "color: var(--jp-content-font-color1, inherit); line-height: 1.45; max-width: 110ch; white-space: normal;"
 
+LEAST_WIDTH = 680  # pixels below which a picture is not shrunk
+
 
 class Renderer:
     """Calls `draw` soon after a request, at most `rate` times a second, in a thread that ends when idle.
@@ -176,12 +178,16 @@ class LabWidget(ipywidgets.VBox):
             png = output.png(figure, fast=True)
             self.alt, self.png = output.alt_of(figure), png
             self.picture.value = (
+                # Where the page is narrow the picture scrolls in its place rather than shrink until nothing can be
+                # read; what scrolls must be reachable by keyboard.
+                '<div tabindex="0" role="group" aria-label="picture" style="overflow-x: auto">'
                 # A picture's pixel is a CSS pixel, so that it is sharp. The size keeps the place before it is
                 # decoded, and sync decoding leaves no gap between one picture and the next.
                 f'<img class="merit-lab-picture" alt="{html.escape(self.alt)}" '
                 f'width="{width}" height="{height}" '
-                f'decoding="sync" style="display: block; max-width: 100%; height: auto; border-radius: 4px" '
-                f'onload="{_NAMES}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+                f'decoding="sync" style="display: block; max-width: max(100%, {LEAST_WIDTH}px); height: auto; '
+                f'border-radius: 4px" '
+                f'onload="{_NAMES}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></div>'
             )
             self.sentence.value = f'<p style="{TEXT} margin: 0; min-height: 2.9em">{html.escape(self.alt)}</p>'
             self.frames += 1

@@ -156,7 +156,7 @@ class LiveTraining(LabWidget):
                 continuous_update=False, **_wide(),
             )  # fmt: skip
         self.tensor = ipywidgets.Dropdown(options=[_ALL], description="ratios of", **_wide())
-        self.progress = ipywidgets.HTML(layout={"width": "100%"})
+        self.progress = ipywidgets.HTML(layout={"width": "100%", "margin": "2px 0"})
         rows = [ipywidgets.HBox(list(self._buttons), layout=_ROW)]
         sliders = [*self.rates, *([self.batch] if self.batch else [])]
         if sliders:
