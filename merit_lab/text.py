@@ -33,7 +33,7 @@ from .wheels import FetchError, Where, contents
 
 __all__ = ["Corpus", "FetchError", "batch", "check_spec", "fixed_batches", "load"]
 
-PREPARED_FORMAT = 1  # to be raised whenever cleaning, tokenizing or the files of the cache change
+PREPARED_FORMAT = 2  # to be raised whenever cleaning, tokenizing or the files of the cache change
 
 
 # --- loading ---

@@ -42,12 +42,16 @@ open(".venv/installed", "w").write(" ".join(sys.argv[1:]))
 """
 
 
+# As if make had not been called from make: that one says which folders it enters.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+
+
 class Project:
     """A checkout of which make setup sees Makefile, bootstrap.py, pyproject.toml and constraints.txt."""
 
     def __init__(self, root: Path, stand_ins: Path | None):
         self.root = root
-        self.variables = {"PYTHON": sys.executable, "MAKEFLAGS": ""}
+        self.variables = {"PYTHON": sys.executable}
         (root / "merit_lab").mkdir(parents=True)
         shutil.copy(repo_root() / "Makefile", root)
         shutil.copy(repo_root() / "merit_lab" / "bootstrap.py", root / "merit_lab")
@@ -64,7 +68,7 @@ class Project:
         return subprocess.Popen(
             ["make", "setup", *arguments],
             cwd=self.root,
-            env=os.environ | self.variables | variables,
+            env=ENVIRONMENT | self.variables | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -19,7 +19,7 @@ import torch
 from merit_lab import corpora, text, tokenizers, wheels
 from merit_lab.errors import InputError
 from merit_lab.files import cache_dir
-from merit_lab.text import batch, fixed_batches, load
+from merit_lab.text import PREPARED_FORMAT, batch, fixed_batches, load
 from merit_lab.wheels import FetchError, Where
 
 SENTENCE = "It was a dark and stormy night; the rain fell in torrents. "
@@ -549,7 +549,7 @@ def flip_a_bit(path):
 
 
 def other_version(path):
-    path.write_text(path.read_text().replace('"format": 1', '"format": 0'))
+    path.write_text(path.read_text().replace(f'"format": {PREPARED_FORMAT}', '"format": 0'))
 
 
 def without_a_field(path):
@@ -570,7 +570,7 @@ def without_a_field(path):
         ("meta.json", cut_in_half, "meta.json is damaged"),
         ("meta.json", without_a_field, "meta.json is damaged"),
         ("meta.json", lambda path: path.write_text("[]"), "meta.json is damaged"),
-        ("meta.json", other_version, "it has format 0, and this version reads 1"),
+        ("meta.json", other_version, f"it has format 0, and this version reads {PREPARED_FORMAT}"),
     ],
 )
 def test_damaged_cache_is_said_and_prepared_again(file, damage, said, story, tmp_path):
