@@ -1,7 +1,6 @@
 """Attention logits and entropy of every layer and head, exactly, on a batch of tokens."""
 
 import math
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -43,7 +42,7 @@ def attention(model, tokens: Tensor, chunk: int = 1 << 22) -> AttentionProbe:
     Source: MERIT paper, section 3 (max attention logit); Zhai et al. 2023 (attention entropy).
     """
     max_abs, max_signed, entropy, largest = [], [], [], None
-    for layer, (module, x) in enumerate(_attention_inputs(model, tokens)):
+    for layer, (module, x) in enumerate(attention_inputs(model, tokens)):
         q, k, _ = module.queries_keys_values(x)  # (B, n_head, T, d_head)
         rows = []
         for head in range(q.shape[1]):
@@ -81,7 +80,7 @@ def _one_head(q, k, scale, chunk):
     return (top_abs, top, total_entropy / (n_sequences * length)), place
 
 
-def _attention_inputs(model, tokens) -> Iterator[tuple[torch.nn.Module, Tensor]]:
+def attention_inputs(model, tokens) -> list[tuple[torch.nn.Module, Tensor]]:
     """Run the model once; for each layer its attention module and that module's input (B, T, n_embd)."""
     inputs = []
     modules = [block.attention for block in model.blocks]

@@ -14,7 +14,7 @@ from einops import reduce
 from torch import Tensor
 
 from ..errors import InputError
-from .attention import _attention_inputs, attention
+from .attention import attention, attention_inputs
 
 OUTLIER_DEVIATIONS = 8.0  # robust standard deviations from the median at which a row or column stands out
 
@@ -151,7 +151,7 @@ def logit_bound(model, tokens: Tensor) -> LogitBound:
     """
     measured = attention(model, tokens)
     rows = []
-    for module, x in _attention_inputs(model, tokens):
+    for module, x in attention_inputs(model, tokens):
         c = x.detach().double().abs().sum(-1).amax()  # C_X
         query, key = (w.detach().double().abs() for w in module.query_key_value_weights()[:2])
         d_head = query.shape[0] // module.n_head
