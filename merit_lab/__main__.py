@@ -3,6 +3,7 @@
 torch takes seconds to load and is not needed for --help: what stands on it is imported inside the commands.
 """
 
+import os
 import re
 import sys
 import tomllib
@@ -361,6 +362,82 @@ def train(
     typer.echo(f"Written: {out}" if out else "Not recorded; --out RUN.jsonl records a run.")
 
 
+@app.command(
+    epilog=examples(
+        "sweep data/sweeps/first.toml --dry-run",
+        "sweep data/sweeps/first.toml --workers 2",
+        "sweep my.toml --engine ray --address auto",
+    )
+)
+def sweep(
+    files: Annotated[list[Path], typer.Argument(metavar="SWEEP.toml…", help="What to run; see data/README.md.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where the runs are kept (in FOLDER/pool) and the tables go.")
+    ] = Path("results/sweeps"),
+    workers: Annotated[
+        int | None, typer.Option(parser=count, metavar="N", help="Runs at a time; else the CPU cores, on CUDA one.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many runs, and how long, and end.")] = False,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="local, or ray: the machines of a Ray cluster.")] = "local",
+    address: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The Ray cluster's; `auto`: the one this machine is part of.")
+    ] = "auto",
+    gpus: Annotated[
+        float, typer.Option(parser=number, metavar="N", help="GPUs a run needs on the Ray cluster; .25: four share one.")
+    ] = 0.0,
+):
+    """Make the runs of a sweep file, each in a process of its own, and write one table.
+
+    A run that is complete is never made again: after Ctrl-C, a kill or a crash the same command goes on where it was.
+    FOLDER/NAME.jsonl has a row a run, FOLDER/NAME.curves.jsonl a row a probed step; data/README.md describes the columns.
+    """
+    from . import sweep as sweeps
+    from . import text as texts
+    from .training import pick_device
+
+    if engine not in ("local", "ray"):
+        raise InputError(f"engine: got {engine!r}, expected local or ray")
+    if workers == 0:
+        raise InputError("workers: got 0, expected a whole number ≥ 1")
+    asked = [sweeps.Sweep.read(path) for path in files]
+    recipes = [cell.recipe(cell.rates[0], 0) for one in asked for cell in one.cells]
+    cuda = any(pick_device(recipe.device).type == "cuda" for recipe in recipes)
+    workers = workers or (None if engine == "ray" else 1 if cuda else os.cpu_count() or 1)
+    for spec, block_size in sorted({(recipe.text, recipe.block_size) for recipe in recipes}):
+        texts.load(spec, block_size=block_size)  # fetched and prepared once, not by every worker
+    pool = sweeps.Pool(out / "pool")
+    if dry_run:
+        rows = []
+        for one in asked:
+            planned, _ = one.plan(pool.row)
+            done = sum(pool.row(run.name) is not None for run in planned)
+            with sweeps.one_thread_each(workers or 1):
+                seconds, measured = sweeps.estimate(one, pool, workers or 1)
+            told = "finished runs" if measured else "a few steps"
+            rows.append([one.name, f"{one.least()} to {one.most()}", str(done), clock(seconds), told])
+        table(["sweep", "runs", "done", "time left", "told by"], rows, numbers=3)
+        typer.echo(f"Time for {workers or 1} at a time, without widening any search. Sweeps share the runs they have in common.")
+        return
+    failed = 0
+    for one in asked:
+        say(f"{one.name}: {one.purpose}" if one.purpose else one.name)
+        runner = sweeps.Ray(address, workers, gpus) if engine == "ray" else sweeps.Processes(workers)
+        try:
+            with sweep_progress(one.name) as show:
+                for state in sweeps.work(one, pool, runner):
+                    failed += state.error is not None
+                    show(state)
+        except KeyboardInterrupt:
+            sweeps.write_tables(one, pool, out)
+            stop(f"stopped; {out / 'pool'} has every run that is complete: the same command goes on from there")
+        for path in sweeps.write_tables(one, pool, out):
+            typer.echo(f"Written: {path}")
+        show_cells(one, pool)
+    if failed:
+        say(f"{failed} runs failed; {out / 'pool'}/*.failed.txt say why. The same command tries them again.")
+        raise typer.Exit(FAILED)
+
+
 @app.command(epilog=examples("recipes"))
 def recipes():
     """List the named recipes."""
@@ -547,6 +624,62 @@ def progress(recipes: list["Recipe"]) -> Iterator[Callable[["Recipe", "StepRecor
             bars.update(tasks[recipe.optimizer], completed=record.step, state=state)
 
         yield show
+
+
+@contextmanager
+def sweep_progress(name: str) -> Iterator[Callable[[Any], None]]:
+    """Yields a function to be told where a sweep stands: a bar on a terminal, else a line a run."""
+    console = Console(stderr=True, markup=False, highlight=False)
+
+    def line(state):
+        left = "" if state.seconds_left is None else f", {clock(state.seconds_left)} left"
+        return f"{state.done}/{state.known} runs{left}"
+
+    def ended(state):
+        if state.error is not None:
+            say(f"failed: {state.finished.name}: {state.error.strip().splitlines()[-1]}")
+
+    if not sys.stderr.isatty() or console.is_dumb_terminal:
+
+        def show(state):
+            ended(state)
+            last = f"  {state.finished.name}" if state.finished else ""
+            say(f"{name}: {line(state)}{last}")
+
+        yield show
+        return
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[state]}", markup=False),
+        console=console,
+        expand=True,
+    ) as bars:
+        task = bars.add_task(name, total=None, state="")
+
+        def show(state):
+            ended(state)
+            bars.update(task, completed=state.done, total=state.known, state=line(state))
+
+        yield show
+
+
+def show_cells(sweep: Any, pool: Any) -> None:
+    """A sweep's result a cell: the best rate, and the reported seeds' mean and spread."""
+    from .evidence import mean_and_spread
+
+    rows = []
+    planned, _ = sweep.plan(pool.row)
+    for cell in sweep.cells:
+        reported = [(run, pool.row(run.name)) for run in planned if run.cell is cell and run.stage == "report"]
+        reported = [(run, row) for run, row in reported if row is not None]
+        for lr in sorted({row["lr"] for _, row in reported}):
+            there = [row for _, row in reported if row["lr"] == lr]
+            logit = max(row["peak_logit"] or 0 for row in there)
+            name = ", ".join(f"{k} {v}" for k, v in cell.values.items() if k != "lr")
+            rows.append([name, f"{lr:g}", mean_and_spread([r["val_loss"] for r in there]), f"{logit:.1f}", str(len(there))])
+    if rows:
+        table(["cell", "lr", "val loss", "peak logit", "seeds"], rows)
 
 
 def show_line(recipe: "Recipe", record: "StepRecord") -> None:

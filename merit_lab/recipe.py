@@ -41,23 +41,26 @@ class Recipe:
     warmup: float = 0.02  # share of the steps that warm up
     final_lr: float = 0.1  # share of the peak rate at the end of the cosine
     grad_clip: float | None = 1.0  # largest global ℓ2 norm of the gradients; None: no clipping
+    qk_clip: float | None = None  # τ: after a step, heads with a larger |attention logit| are scaled down to it
     seed: int = 0  # decides the first weights and the order of the data
     device: str = "auto"  # CUDA if there is one, else the CPU
     precision: str = "auto"  # bf16 autocast on CUDA, else fp32
     block_size: int | None = None  # tokens a sequence; None: the model's own
     probe_every: int | None = None  # steps between probes of attention and ratios; None: 30 in a run
     eval_every: int | None = None  # steps between validation losses; None: 10 in a run
+    noise_every: int | None = None  # steps between measurements of the gradient noise; None: never
     eval_sequences: int = 128  # sequences a validation loss is taken over
 
     def __post_init__(self):
         for name in ("batch_size", "tokens", "eval_sequences"):
             self._check_count(name)
-        for name in ("micro_batch_size", "block_size", "probe_every", "eval_every"):
+        for name in ("micro_batch_size", "block_size", "probe_every", "eval_every", "noise_every"):
             self._check_count(name, or_none=True)
         self._check_number("lr", low=0)
         self._check_number("warmup", low=0, high=1)
         self._check_number("final_lr", low=0, high=1)
         self._check_number("grad_clip", low=0, or_none=True, open_low=True)
+        self._check_number("qk_clip", low=0, or_none=True, open_low=True)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise InputError(f"seed: got {self.seed!r}, expected a whole number from 0 to 2^63 - 1")
         self._check_choice("device", DEVICES)
@@ -66,6 +69,11 @@ class Recipe:
         self._check_optimizer()
         config = self.model_config()  # checks the model
         object.__setattr__(self, "block_size", config.block_size)
+        if self.qk_clip is not None and config.qk_norm:
+            raise InputError(
+                f"qk_clip: got {self.qk_clip!r} for a model with qk_norm=True, where the scale of W_Q and W_K does not "
+                "reach the attention logits; set qk_clip to None or qk_norm to False"
+            )
         if self.tokens < self.tokens_per_step:
             raise InputError(
                 f"tokens: got {self.tokens}, less than one batch: {self.batch_size} sequences of {self.block_size} "

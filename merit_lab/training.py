@@ -21,10 +21,14 @@ from . import optim, probes, text
 from .errors import InputError
 from .models import GPT2
 from .probes import round_
+from .qk_clip import qk_clip
 from .recipe import Recipe
 from .schedule import learning_rate
 
 PROBE_SEQUENCES = 8  # attention is measured on this many held-out sequences, the same along a run
+QK_CLIP_SEQUENCES = 8  # QK-clip takes each head's largest logit over this many sequences, the step's batch's first
+NOISE_SEQUENCES = 256  # the gradient noise is measured on this many training sequences, the same along a run,
+NOISE_PIECE = 8  # in pieces of so many
 LARGEST_MICRO_BATCH = 64
 
 
@@ -49,6 +53,11 @@ class StepRecord:
     attention_entropy: list[list[float]] | None = None  # n_layer x n_head, nats
     largest_logit: dict | None = None  # probes.LargestLogit as a dict
     ratios: dict[str, dict] | None = None  # parameter name -> probes.RatioSummary as a dict; empty for AdamW
+    # -- where the recipe asks for it --
+    clipped_heads: int | None = None  # heads, over all layers, that QK-clip scaled after this step
+    # {"gradient_sq": |G|², "trace": tr Σ} before the step, unbiased, so that gradient_sq may be below 0. Average each
+    # over several records before taking the ratio: probes.average_noise_scale.
+    noise_scale: dict[str, float] | None = None
 
     @property
     def peak_logit(self) -> float | None:
@@ -153,14 +162,28 @@ class Training(Iterator[StepRecord]):
     def _step(self, record, take: bool):
         recipe, step = self.recipe, record.step
         probing = is_due(step, recipe.probe_every or max(1, self.n_steps // 30), self.n_steps)
+        if recipe.noise_every and is_due(step, recipe.noise_every, self.n_steps):
+            noise = self.noise_scale()
+            record.noise_scale = {"gradient_sq": round_(noise.gradient_sq), "trace": round_(noise.trace)}
         if take and probing:
             self.optimizer.watch()
         if take:
             self.optimizer.step()
+            if recipe.qk_clip is not None:
+                record.clipped_heads = self._qk_clip(step)
         if probing:
             self._probe(record)
         if is_due(step, recipe.eval_every or max(1, self.n_steps // 10), self.n_steps):
             record.val_loss = self.val_loss()
+
+    def _qk_clip(self, step) -> int:
+        """Clip the heads whose logits, after this step and on its batch's first sequences, exceed τ; how many."""
+        recipe = self.recipe
+        n_sequences = min(QK_CLIP_SEQUENCES, recipe.batch_size)
+        x, _ = text.batch(self.corpus.train, recipe.block_size, n_sequences, seed=recipe.seed, step=step)
+        with self._autocast:
+            largest = qk_clip(self.model, x.to(self.device), recipe.qk_clip)  # (n_layer, n_head)
+        return int((largest > recipe.qk_clip).sum())
 
     # -- measuring -----------------------------------------------------------------------------------------------
 
@@ -195,6 +218,15 @@ class Training(Iterator[StepRecord]):
         x, y = self.held_out(n_sequences or self.recipe.eval_sequences)
         with self._autocast:
             return probes.mean_loss(self.model, x, y)
+
+    def noise_scale(self) -> probes.NoiseScale:
+        """Gradient noise now, on NOISE_SEQUENCES random sequences of the training text, the same for every seed.
+
+        They are drawn as a batch is, so that their noise is a batch's; as step 0's, which no run trains on.
+        """
+        x, y = text.batch(self.corpus.train, self.recipe.block_size, NOISE_SEQUENCES, seed=0, step=0)
+        with self._autocast:
+            return probes.noise_scale(self.model, x.to(self.device), y.to(self.device), piece=NOISE_PIECE)
 
     def held_out(self, n_sequences: int) -> tuple[Tensor, Tensor]:
         """Evenly spaced held-out sequences and their targets, the same for every seed: each (N, block_size)."""

@@ -80,6 +80,26 @@ def _one_head(q, k, scale, chunk):
     return (top_abs, top, total_entropy / (n_sequences * length)), place
 
 
+@torch.no_grad()
+def largest_logits(module, x: Tensor, chunk: int = 1 << 22) -> Tensor:
+    """max |z_ij| over causal pairs j ≤ i of every head of one layer: (n_head,) float32.
+
+    Args:
+        module: an attention module of a GPT2.
+        x: (B, T, n_embd), its input.
+        chunk: logits held at once.
+    """
+    q, k, _ = (part.float() for part in module.queries_keys_values(x))  # (B, n_head, T, d_head)
+    n_sequences, n_head, length, _ = q.shape
+    piece = max(1, chunk // (n_sequences * n_head * length))
+    top = torch.zeros(n_head, device=q.device)
+    for start in range(0, length, piece):
+        stop = min(start + piece, length)
+        logits = q[:, :, start:stop] @ k[:, :, :stop].mT * module.scale  # (B, n_head, stop - start, stop)
+        top = torch.maximum(top, logits.tril(start).abs().amax((0, 2, 3)))  # past the diagonal: 0, below any maximum
+    return top
+
+
 def attention_inputs(model, tokens) -> list[tuple[torch.nn.Module, Tensor]]:
     """Run the model once; for each layer its attention module and that module's input (B, T, n_embd)."""
     inputs = []

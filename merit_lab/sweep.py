@@ -1,0 +1,831 @@
+"""Many runs from one file: optimizer × learning rate × batch size × seed, and any other field of a recipe.
+
+    python -m merit_lab sweep data/sweeps/batch.toml
+
+A sweep file, in TOML:
+
+    purpose = "one sentence"
+    recipe = "tiny"                 # optional: a named recipe to start from
+
+    [fields]                        # fields of the recipe that are the same in every run
+    tokens = 1_000_000
+
+    [grid]                          # fields that vary: every combination is a cell ([[grid]] more than once: a union)
+    optimizer = ["AdamW", "MERIT"]
+    batch_size = [32, 128]
+    "model.qk_norm" = [false, true] # one entry of a table
+
+    [search]                        # every cell gets its own learning rate (without [search]: `lr` in fields or grid)
+    seed = 0
+    widen = 4                       # at most so many rates are added while the best is at an edge
+    refine = true                   # then one rate more on either side of the best, halfway on a log scale
+    lr.AdamW = [1e-3, 2e-3, 4e-3]
+    lr.default = [1e-2, 2e-2, 4e-2] # for any other optimizer
+
+    [report]                        # then the cell's best rate is run with other seeds, and these are reported
+    seeds = [1, 2, 3]
+    measure = ["curvature"]         # optional: what else to measure at the end of these runs
+
+Each run is a process of its own and leaves one file when it is complete, named after its recipe; what is there is not
+run again, whichever sweep asked for it. So a sweep that was killed goes on where it was, and two sweeps share what
+they have in common. Which runs are needed follows from the file and the results alone.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import files
+from .errors import InputError
+from .recipe import RECIPES, Recipe
+
+MEASURES = ("curvature",)
+END_SEQUENCES = 256  # a run's training loss at its end is taken over so many sequences of the training text
+CURVATURE_SEQUENCES = 32
+BOUND_SEQUENCES = 8
+
+COLUMNS = {  # of a sweep's table, one row a run
+    "run": "the run's name: the same recipe has the same name",
+    "stage": "`search` (for a learning rate) or `report` (the seeds that results are stated over)",
+    "cell": "the values of the grid that this run belongs to",
+    "optimizer": "as `python -m merit_lab optimizers` lists them",
+    "lr": "peak learning rate",
+    "batch_size": "sequences a step",
+    "seed": "of the first weights and the order of the data",
+    "steps": "optimizer steps of the whole run",
+    "tokens": "token budget",
+    "parameters": "weights of the model",
+    "diverged": "whether the loss stopped being finite",
+    "val_loss": "nats a token at the end, on held-out text; null if it diverged",
+    "train_loss": f"nats a token at the end, on {END_SEQUENCES} sequences of the training text; null if it diverged",
+    "peak_logit": "largest absolute attention logit of all layers, heads and probed steps",
+    "peak_logit_layers": "the same, a layer",
+    "final_logit_layers": "largest absolute attention logit at the end, a layer",
+    "entropy_min": "lowest mean attention entropy of a head at the end, nats",
+    "clipped_layers": "largest share of elements cut to 1 at a probed step, a layer's matrices; null for AdamW",
+    "norm_gap": "(‖w‖₂ - ‖w‖_m) / ‖w‖₂ at the end, mean over W_Q and W_K of all layers",
+    "largest_weight": "largest |w| at the end in W_Q and W_K of all layers",
+    "row_similarity": "share of the variance of |w| between rows beyond chance, mean over W_Q and W_K; 0 if shuffled",
+    "column_similarity": "the same between columns",
+    "head_similarity": "the same between whole heads",
+    "bound_over_logit": "√d·‖W_Q‖_m·‖W_K‖_m·C_X² over the true max attention logit at the end, the smallest of all layers",
+    "top_eigenvalue": "largest eigenvalue of the Hessian of the loss at the end, if measured",
+    "trace": "its trace, if measured",
+    "trace_error": "standard error of that estimate",
+    "noise_scale": "gradient noise scale over the run, sequences, if measured",
+    "seconds": "of the run, measuring included",
+    "recipe": "the whole recipe",
+    "versions": "of merit_lab, torch and Python",
+    "machine": "its kind",
+    "text": "name and sha256 of the tokens",
+    "date": "UTC",
+}
+AT_THE_END = (  # columns that only a run which did not diverge has
+    "norm_gap", "largest_weight", "row_similarity", "column_similarity", "head_similarity", "bound_over_logit",
+)  # fmt: skip
+CURVE_COLUMNS = {  # of its curves, one row a probed step of a reported run
+    "run": "as in the table",
+    "step": "from 1",
+    "tokens": "seen so far",
+    "train_loss": "nats a token on this step's batch",
+    "val_loss": "nats a token on held-out text, at the steps where it was taken",
+    "logit_layers": "largest absolute attention logit, a layer",
+    "entropy_min": "lowest mean attention entropy of a head, nats",
+    "clipped_layers": "share of elements whose step was cut to 1, a layer's matrices; null for AdamW",
+    "bound_layers": "share of elements whose ratio is the weight-wise bound, a layer's matrices; null for AdamW",
+    "noise_gradient_sq": "|G|² of the gradient noise scale, if measured",
+    "noise_trace": "tr Σ of the gradient noise scale, if measured",
+}
+
+
+# -- the file ------------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """One run that a sweep asks for."""
+
+    recipe: Recipe
+    measures: tuple[str, ...]
+    stage: str  # "search" or "report"
+    cell: "Cell"
+
+    @property
+    def name(self) -> str:
+        """Readable, and the same for the same recipe: optimizer, batch, rate, seed and a hash of everything."""
+        return run_name(self.recipe, self.measures)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the grid: its values, the rates to begin with, and the runs it needs."""
+
+    values: dict[str, Any]
+    base: dict[str, Any]  # the recipe's fields but lr and seed
+    rates: tuple[float, ...]
+    search: bool
+    widen: int
+    refine: bool
+    search_seed: int
+    seeds: tuple[int, ...]
+    measures: tuple[str, ...]
+
+    def recipe(self, lr: float, seed: int) -> Recipe:
+        """The recipe of one run."""
+        return Recipe.from_dict(self.base | {"lr": lr, "seed": seed})
+
+    def run(self, stage: str, lr: float, seed: int) -> Run:
+        """One run of this cell."""
+        return Run(self.recipe(lr, seed), self.measures if stage == "report" else (), stage, self)
+
+    def plan(self, done: Callable[[str], dict | None]) -> tuple[list[Run], bool]:
+        """The runs this cell needs as far as the results tell, in order, and whether that is all of them.
+
+        Args:
+            done: run name -> its row, or None if it has not been run.
+        """
+        if not self.search:
+            return [self.run("report", lr, seed) for lr in self.rates for seed in self.seeds], True
+        rates = sorted(self.rates)
+        widened, refined = 0, not self.refine
+        while True:
+            runs = [self.run("search", lr, self.search_seed) for lr in rates]
+            losses = [_loss(row) if (row := done(run.name)) else None for run in runs]
+            if None in losses:
+                return runs, False
+            best = min(range(len(rates)), key=losses.__getitem__)  # the lowest, if every rate diverged
+            inside = 0 < best < len(rates) - 1
+            if not inside and widened < self.widen and not (self.refine and refined):
+                widened += 1
+                rates = [_beyond(rates), *rates] if best == 0 else [*rates, _beyond(rates[::-1])]
+            elif not refined and math.isfinite(losses[best]):
+                refined = True
+                rates = sorted({*rates, *(_between(rates[best], rates[i]) for i in _beside(best, len(rates)))})
+            else:
+                break
+        if not math.isfinite(losses[best]):
+            return runs, True  # nothing to report: no rate trains
+        return runs + [self.run("report", rates[best], seed) for seed in self.seeds], True
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file, read and checked.
+
+    Attributes:
+        name: the file's name without its ending.
+        purpose: why it is run.
+        cells: its combinations, in the order of the file.
+    """
+
+    name: str
+    purpose: str
+    cells: list[Cell] = field(repr=False)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> "Sweep":
+        """Read a sweep file. InputError, naming the place, for whatever is wrong with it."""
+        path = Path(path)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"sweep: cannot read {path} ({error.strerror}); give a TOML file") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"sweep: {path} is not TOML: {error}") from None
+        try:
+            return cls.from_dict(path.stem, values)
+        except InputError as error:
+            raise InputError(f"sweep: {path.name}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, name: str, values: dict[str, Any]) -> "Sweep":
+        """The sweep of a file's values."""
+        _known(values, ("purpose", "recipe", "fields", "grid", "search", "report"), "the file")
+        base = _table(values, "fields")
+        named = values.get("recipe")
+        preset = {}
+        if named is not None:
+            if named not in RECIPES:
+                raise InputError(f"recipe: got {named!r}, expected one of {', '.join(RECIPES)}")
+            preset = RECIPES[named].fields
+        grids = values.get("grid", {})
+        grids = grids if isinstance(grids, list) else [grids]
+        if not all(isinstance(grid, dict) for grid in grids):
+            raise InputError(f"grid: got {values['grid']!r}, expected field = [values]")
+        report = _table(values, "report")
+        _known(report, ("seeds", "measure"), "report")
+        search = _table(values, "search") if "search" in values else None
+        measures = tuple(report.get("measure", ()))
+        for measure in measures:
+            if measure not in MEASURES:
+                raise InputError(f"report.measure: got {measure!r}, expected one of {', '.join(MEASURES)}")
+        cells = []
+        for grid in grids:
+            for combination in _combinations(grid):
+                cells.append(_cell(preset | base, combination, search, report, measures))
+        _refuse_twice(cells)
+        return cls(name, str(values.get("purpose", "")), cells)
+
+    def plan(self, done: Callable[[str], dict | None]) -> tuple[list[Run], bool]:
+        """The runs the sweep needs as far as the results tell, and whether that is all of them."""
+        runs, whole = [], True
+        for cell in self.cells:
+            more, complete = cell.plan(done)
+            runs += more
+            whole &= complete
+        return runs, whole
+
+    def most(self) -> int:
+        """How many runs it can come to: every search widened as far as it may be."""
+        return sum(
+            len(c.rates) + c.widen + 2 * c.refine + len(c.seeds) if c.search else len(c.rates) * len(c.seeds) for c in self.cells
+        )
+
+    def least(self) -> int:
+        """How many runs it comes to if no search has to be widened."""
+        return sum(len(c.rates) + 2 * c.refine + len(c.seeds) if c.search else len(c.rates) * len(c.seeds) for c in self.cells)
+
+
+def _cell(base, combination, search, report, measures) -> Cell:
+    values = dict(base)
+    for name, value in combination.items():
+        table, dot, entry = name.partition(".")
+        if dot:
+            held = values.get(table, {})
+            held = {"named": held} if isinstance(held, str) else held
+            if not isinstance(held, dict):
+                raise InputError(f"grid: {name}: {table} is {held!r} and has no entries")
+            values[table] = held | {entry: value}
+        else:
+            values[table] = value
+    optimizer = values.get("optimizer", "MERIT")
+    seeds = report.get("seeds", [values.pop("seed", 0)])
+    if "seed" in combination:
+        seeds = [combination["seed"]]
+    values.pop("seed", None)
+    lr = values.pop("lr", None)
+    if search is not None:
+        _known(search, ("seed", "widen", "refine", "lr"), "search")
+        if lr is not None:
+            raise InputError("lr stands both in [search] and in fields or grid; leave one out")
+        tables = search.get("lr")
+        if not isinstance(tables, dict) or not all(isinstance(rates, list) for rates in tables.values()):
+            raise InputError(f"search.lr: got {tables!r}, expected optimizer = [rates], and default = [rates]")
+        rates = tables.get(optimizer, tables.get("default"))
+        if rates is None:
+            raise InputError(f"search.lr: no rates for {optimizer!r}, only for {', '.join(tables)}; add default = […]")
+        if len(rates) < 3 or sorted(set(rates)) != rates:
+            raise InputError(f"search.lr: got {rates!r} for {optimizer}, expected three rates or more, rising")
+    else:
+        if lr is None:
+            raise InputError("no learning rate: give lr in fields or grid, or a [search]")
+        rates = [lr]
+    cell = Cell(
+        values=dict(combination),
+        base=values,
+        rates=tuple(rates),
+        search=search is not None,
+        widen=(search or {}).get("widen", 0),
+        refine=(search or {}).get("refine", False) is True,
+        search_seed=(search or {}).get("seed", 0),
+        seeds=tuple(seeds),
+        measures=measures,
+    )
+    for number in (cell.search_seed, cell.widen, *cell.seeds):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise InputError(f"seed, seeds and widen: got {number!r}, expected whole numbers ≥ 0")
+    for rate in cell.rates:
+        cell.recipe(rate, 0)  # checks every field
+    return cell
+
+
+def _combinations(grid: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise InputError(f"grid: {name}: got {values!r}, expected a list of values")
+    for chosen in itertools.product(*grid.values()):
+        yield dict(zip(grid, chosen, strict=True))
+
+
+def _refuse_twice(cells):
+    if not cells:
+        raise InputError("grid: it is empty; give at least one field = [values]")
+    seen = {}
+    for cell in cells:
+        for lr in cell.rates:
+            key = (run_name(cell.recipe(lr, 0)), cell.seeds)
+            if key in seen:
+                raise InputError(f"grid: {cell.values} and {seen[key]} ask for the same runs")
+            seen[key] = cell.values
+
+
+def _table(values, name):
+    table = values.get(name, {})
+    if not isinstance(table, dict):
+        raise InputError(f"{name}: got {table!r}, expected a table [{name}]")
+    return dict(table)
+
+
+def _known(values, known, where):
+    for name in values:
+        if name not in known:
+            raise InputError(f"{where}: got an unknown key {name!r}, expected {', '.join(known)}")
+
+
+def _beyond(rates: list[float]) -> float:
+    """The rate before the first one, on the grid's own spacing, to three digits."""
+    return float(f"{rates[0] * rates[0] / rates[1]:.3g}")
+
+
+def _between(a: float, b: float) -> float:
+    """The rate halfway between two on a log scale, to three digits."""
+    return float(f"{math.sqrt(a * b):.3g}")
+
+
+def _beside(place: int, length: int) -> list[int]:
+    return [i for i in (place - 1, place + 1) if 0 <= i < length]
+
+
+def _loss(row: dict) -> float:
+    return math.inf if row["val_loss"] is None else row["val_loss"]
+
+
+def run_name(recipe: Recipe, measures: tuple[str, ...] = ()) -> str:
+    """The name of a run: readable, with a hash of its recipe and of what is measured at its end.
+
+    Fields at their default do not enter, so that a field that is added to recipes later changes no name.
+    """
+    defaults = {f.name: f.default for f in fields(Recipe)}
+    values = {k: v for k, v in recipe.to_dict().items() if k not in defaults or v != defaults[k]}
+    written = json.dumps([values, list(measures)], sort_keys=True)
+    digest = hashlib.sha256(written.encode()).hexdigest()[:10]
+    optimizer = re.sub(r"[^A-Za-z0-9]+", "-", recipe.optimizer).strip("-")
+    return f"{optimizer}-b{recipe.batch_size}-lr{recipe.lr:g}-s{recipe.seed}-{digest}"
+
+
+# -- one run -------------------------------------------------------------------------------------------------------
+
+
+def measure(recipe: Recipe, measures: tuple[str, ...], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Train a recipe and return {"row": …, "curve": […]}: plain values, as COLUMNS and CURVE_COLUMNS describe them.
+
+    Args:
+        watch: called after every step; may raise to end the run.
+    """
+    from . import probes, runs, text
+    from .training import train
+
+    training = train(recipe)
+    header = runs.header_of(training)
+    sizes = {name: p.numel() for name, p in training.model.named_parameters()}
+    n_layer = training.model.config.n_layer
+    records, curve = [], []
+    for record in training:
+        watch()
+        records.append(record)
+        if record.max_attention_logit is not None or record.noise_scale is not None:
+            curve.append(_point(record, n_layer, sizes))
+    run = runs.Run(header, records)
+    probed = [point for point in curve if point["logit_layers"]]
+    clipped = [point["clipped_layers"] for point in probed if point["clipped_layers"]]
+    row = {
+        "optimizer": recipe.optimizer,
+        "lr": recipe.lr,
+        "batch_size": recipe.batch_size,
+        "seed": recipe.seed,
+        "steps": recipe.n_steps,
+        "tokens": recipe.tokens,
+        "parameters": header["parameters"],
+        "diverged": run.diverged,
+        "val_loss": None if run.diverged else _digits(run.final_val_loss),
+        "train_loss": None,
+        "peak_logit": _digits(max(max(point["logit_layers"]) for point in probed)) if probed else None,
+        "peak_logit_layers": _columnwise_max([point["logit_layers"] for point in probed]),
+        "final_logit_layers": probed[-1]["logit_layers"] if probed else None,
+        "entropy_min": probed[-1]["entropy_min"] if probed else None,
+        "clipped_layers": _columnwise_max(clipped),
+        **dict.fromkeys(AT_THE_END),
+        "top_eigenvalue": None,
+        "trace": None,
+        "trace_error": None,
+        "noise_scale": _noise_scale(curve),
+        "seconds": round(records[-1].seconds, 1),
+        "recipe": header["recipe"],
+        "versions": header["versions"],
+        "machine": header["machine"],
+        "text": header["text"],
+        "date": header["date"],
+    }
+    if not run.diverged:
+        x, y = text.fixed_batches(training.corpus.train, recipe.block_size, END_SEQUENCES)
+        row["train_loss"] = _digits(probes.mean_loss(training.model, x.to(training.device), y.to(training.device)))
+        row |= _weights(training)
+        if "curvature" in measures:
+            held_out = training.held_out(CURVATURE_SEQUENCES)
+            found = probes.model_curvature(training.model, *held_out)
+            row["top_eigenvalue"] = _digits(found.top)
+            row["trace"], row["trace_error"] = _digits(found.trace), _digits(found.trace_error)
+    return {"row": row, "curve": curve}
+
+
+def _weights(training) -> dict[str, float | None]:
+    """What the final W_Q and W_K look like."""
+    from . import probes
+
+    n_head = training.model.config.n_head
+    weights = [w for layer in probes.query_key_weights(training.model) for w in (layer.query, layer.key)]
+    mean = lambda values: _digits(sum(values) / len(values))  # noqa: E731
+    bound = probes.logit_bound(training.model, training.held_out(BOUND_SEQUENCES)[0])
+    return {
+        "norm_gap": mean([probes.norm_gap(w).item() for w in weights]),
+        "largest_weight": _digits(max(w.abs().max().item() for w in weights)),
+        "row_similarity": mean([probes.similarity(w) for w in weights]),
+        "column_similarity": mean([probes.similarity(w.T) for w in weights]),
+        "head_similarity": mean([probes.similarity(w.reshape(n_head, -1)) for w in weights]),
+        "bound_over_logit": _digits((bound.bound / bound.max_logit.amax(dim=1)).min().item()),
+    }
+
+
+def _point(record, n_layer, sizes) -> dict[str, Any]:
+    logits, noise = record.max_attention_logit, record.noise_scale or {}
+    ratios = {n: r for n, r in (record.ratios or {}).items() if n.endswith("weight") and ".norm" not in n}
+    return {
+        "step": record.step,
+        "tokens": record.tokens,
+        "train_loss": _digits(record.train_loss),
+        "val_loss": _digits(record.val_loss),
+        "logit_layers": [_digits(max(layer)) for layer in logits] if logits else None,
+        "entropy_min": _digits(min(map(min, record.attention_entropy))) if record.attention_entropy else None,
+        "clipped_layers": _layers(ratios, "clipped", n_layer, sizes),
+        "bound_layers": _layers(ratios, "won_bound", n_layer, sizes),
+        "noise_gradient_sq": _digits(noise.get("gradient_sq")),
+        "noise_trace": _digits(noise.get("trace")),
+    }
+
+
+def _layers(ratios: dict[str, dict], share: str, n_layer: int, sizes: dict[str, int]) -> list[float] | None:
+    """A share over the elements of each layer's matrices."""
+    if not ratios:
+        return None
+    means = []
+    for layer in range(n_layer):
+        inside = [(sizes[name], r[share]) for name, r in ratios.items() if name.startswith(f"blocks.{layer}.")]
+        means.append(_digits(sum(n * value for n, value in inside) / sum(n for n, _ in inside), 3))
+    return means
+
+
+def _noise_scale(curve) -> float | None:
+    """tr Σ / |G|² with both averaged over the run first: the ratio of single measurements is biased."""
+    noise = [(p["noise_trace"], p["noise_gradient_sq"]) for p in curve if p["noise_trace"] is not None]
+    total = sum(gradient for _, gradient in noise)
+    return _digits(sum(trace for trace, _ in noise) / total) if noise and total > 0 else None
+
+
+def _columnwise_max(table: list[list[float]]) -> list[float] | None:
+    return [max(column) for column in zip(*table, strict=True)] if table else None
+
+
+def _digits(value: float | None, digits: int = 5) -> float | None:
+    """Rounded to so many significant digits; None stays None, and what is not finite becomes it (JSON has no inf)."""
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
+
+
+# -- the results ---------------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """A folder of finished runs, one file each. What is in it is never run again.
+
+    Args:
+        folder: it is made if it is missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        self._rows: dict[str, dict] = {}
+
+    def path(self, name: str) -> Path:
+        """Where the run of this name is, or will be."""
+        return self.folder / f"{name}.json"
+
+    def failed(self, name: str) -> Path:
+        """Where it is said why the run of this name failed."""
+        return self.folder / f"{name}.failed.txt"
+
+    def row(self, name: str) -> dict | None:
+        """The row of a finished run, else None."""
+        if name not in self._rows and self.path(name).is_file():
+            self._rows[name] = self.read(name)["row"]
+        return self._rows.get(name)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A finished run: {"row": …, "curve": […]}."""
+        path = self.path(name)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return {"row": found["row"], "curve": found["curve"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"sweep: {path} cannot be read ({error}); remove it, and the run is made anew") from None
+
+    def keep(self, name: str, result: dict[str, Any]) -> None:
+        """Write a finished run, whole."""
+        files.write_whole(self.path(name), json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n")
+        self.failed(name).unlink(missing_ok=True)
+
+    def seconds(self) -> dict[tuple, float]:
+        """Seconds a token of the finished runs, by model, batch size and optimizer."""
+        spent = {}
+        for path in sorted(self.folder.glob("*.json")):
+            row = self.row(path.stem)
+            spent[_kind(Recipe.from_dict(row["recipe"]))] = row["seconds"] / row["tokens"]
+        return spent
+
+
+def write_tables(sweep: Sweep, pool: Pool, folder: Path) -> tuple[Path, Path]:
+    """Write the sweep's table and its curves as far as its runs are done: NAME.jsonl and NAME.curves.jsonl."""
+    planned, _ = sweep.plan(pool.row)
+    rows, curves = [], []
+    for run in planned:
+        row = pool.row(run.name)
+        if row is None:
+            continue
+        rows.append({"run": run.name, "stage": run.stage, "cell": run.cell.values} | row)
+        if run.stage == "report":
+            curves += [{"run": run.name} | point for point in pool.read(run.name)["curve"]]
+    paths = folder / f"{sweep.name}.jsonl", folder / f"{sweep.name}.curves.jsonl"
+    for path, lines in zip(paths, (rows, curves), strict=True):
+        written = [json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in lines]
+        files.write_whole(path, "".join(f"{line}\n" for line in written))
+    return paths
+
+
+def _kind(recipe: Recipe) -> tuple:
+    return json.dumps(recipe.model, sort_keys=True), recipe.batch_size, recipe.optimizer
+
+
+# -- doing it ------------------------------------------------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """Where a sweep stands."""
+
+    done: int
+    known: int  # runs that are needed as far as is known: a search may be widened yet
+    finished: Run | None  # the run that has just ended
+    error: str | None  # why it failed, if it did
+    seconds_left: float | None
+
+
+def work(sweep: Sweep, pool: Pool, engine: "Engine") -> Iterator[Progress]:
+    """Do the runs that are missing, and say after each where the sweep stands. A run that fails is left out.
+
+    Runs that come to be needed by what others found are added as they do. Leaving the loop stops the runs under way.
+    """
+    from filelock import FileLock, Timeout
+
+    pool.folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(pool.folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(f"sweep: another sweep is at work in {pool.folder}; wait for it or give another --out") from None
+    failed: set[str] = set()
+    started, spent, ran = time.monotonic(), 0.0, 0
+    try:
+        with engine:
+            running: dict[str, Run] = {}
+            finished = error = None
+            while True:
+                planned, _ = sweep.plan(pool.row)
+                names = {run.name for run in planned}
+                missing = {
+                    run.name: run for run in planned if run.name not in failed and pool.row(run.name) is None
+                }
+                left = None
+                if ran:  # as fast as until now
+                    left = (time.monotonic() - started) / ran * len(missing)
+                yield Progress(len(names) - len(missing) - len(failed), len(names), finished, error, left)
+                for name, run in missing.items():
+                    if name not in running and len(running) < engine.workers:
+                        engine.start(name, run)
+                        running[name] = run
+                if not running:
+                    return
+                name, result = engine.next()
+                finished, error = running.pop(name), None
+                ran += 1
+                if isinstance(result, dict):
+                    pool.keep(name, result)
+                else:
+                    error = result
+                    failed.add(name)
+                    files.write_whole(pool.failed(name), error + "\n")
+    finally:
+        lock.release()
+
+
+class Engine:
+    """What runs are done on. `with engine:` stops whatever is under way at the end."""
+
+    workers: int
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start(self, name: str, run: Run) -> None:
+        """Begin a run."""
+        raise NotImplementedError
+
+    def next(self) -> tuple[str, dict | str]:
+        """Wait for a run to end: its name, and its result or the reason why there is none."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End the runs under way."""
+        raise NotImplementedError
+
+
+class Processes(Engine):
+    """Runs on this machine, each in a process of its own: one that crashes costs one run.
+
+    Args:
+        workers: runs at a time.
+        threads: torch threads of each; None: the cores, shared among the workers.
+    """
+
+    def __init__(self, workers: int = 1, threads: int | None = None):
+        self.workers = workers
+        self.threads = threads or max(1, (os.cpu_count() or 1) // workers)
+        methods = multiprocessing.get_all_start_methods()
+        # A server that has torch loaded already hands out processes in milliseconds.
+        self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        if "forkserver" in methods:
+            self._context.set_forkserver_preload(["merit_lab.sweep", "merit_lab.training", "merit_lab.runs"])
+        self._running: dict[str, tuple] = {}
+
+    def start(self, name, run):
+        receive, send = self._context.Pipe(duplex=False)
+        arguments = (send, run.recipe.to_dict(), run.measures, self.threads)
+        process = self._context.Process(target=_in_process, args=arguments, name=name, daemon=True)
+        process.start()
+        send.close()  # so that the end of the process is the end of the pipe
+        self._running[name] = process, receive
+
+    def next(self):
+        pipes = {receive: name for name, (_, receive) in self._running.items()}
+        name = pipes[wait(list(pipes))[0]]
+        process, receive = self._running.pop(name)
+        try:
+            result = receive.recv()
+        except (EOFError, OSError):
+            result = None
+        receive.close()
+        process.join()
+        if result is None:
+            result = f"the process ended with exit code {process.exitcode} and no result" + (
+                " (killed; out of memory?)" if process.exitcode == -9 else ""
+            )
+        return name, result
+
+    def stop(self):
+        for process, receive in self._running.values():
+            process.kill()
+            process.join()
+            receive.close()
+        self._running.clear()
+
+
+def _in_process(send, recipe: dict, measures: tuple[str, ...], threads: int) -> None:
+    """What a worker process does: one run."""
+    import torch
+
+    torch.set_num_threads(threads)
+    parent = multiprocessing.parent_process()
+
+    def watch():
+        if not parent.is_alive():  # the sweep was killed: nobody waits for this run
+            os._exit(1)
+
+    send.send(_result(recipe, measures, watch))
+    send.close()
+
+
+def _result(recipe: dict, measures: tuple[str, ...], watch=lambda: None) -> dict | str:
+    try:
+        return measure(Recipe.from_dict(recipe), measures, watch)
+    except InputError as error:
+        return str(error)
+    except Exception:
+        return traceback.format_exc()
+
+
+class Ray(Engine):
+    """Runs on the machines of a Ray cluster, which must have merit_lab installed and its texts prepared.
+
+    Args:
+        address: the cluster's; "auto": the one this machine belongs to; None: a cluster of this machine alone.
+        workers: runs at a time; None: as many as the cluster has CPUs (or GPUs, with gpus).
+        gpus: GPUs a run needs; a fraction shares one.
+    """
+
+    def __init__(self, address: str | None = "auto", workers: int | None = None, gpus: float = 0):
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise InputError("engine: ray is not installed; pip install 'ray>=2.9', or take --engine local") from None
+        self._ray = ray
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        except ConnectionError as error:
+            raise InputError(f"engine: no Ray cluster at {address!r} ({error}); start one with `ray start`") from None
+        there = ray.cluster_resources()
+        self.workers = workers or max(1, int(there.get("GPU", 0) / gpus if gpus else there.get("CPU", 1)))
+        self._remote = ray.remote(num_gpus=gpus, max_retries=2)(_result)
+        self._running: dict[Any, str] = {}
+
+    def start(self, name, run):
+        self._running[self._remote.remote(run.recipe.to_dict(), run.measures)] = name
+
+    def next(self):
+        (ready,), _ = self._ray.wait(list(self._running), num_returns=1)
+        name = self._running.pop(ready)
+        try:
+            return name, self._ray.get(ready)
+        except self._ray.exceptions.RayError as error:
+            return name, f"{type(error).__name__}: {error}"
+
+    def stop(self):
+        for task in self._running:
+            self._ray.cancel(task, force=True)
+        self._running.clear()
+        self._ray.shutdown()
+
+
+# -- how long ------------------------------------------------------------------------------------------------------
+
+
+def estimate(sweep: Sweep, pool: Pool, workers: int) -> tuple[float, bool]:
+    """Seconds that the runs still missing will take without widening, and whether finished runs told so.
+
+    Runs of the same model, optimizer and batch tell best; without them a few steps of a run of each kind are timed.
+    """
+    planned, _ = sweep.plan(pool.row)
+    names = {run.name for run in planned}
+    # Reported runs are known only once the search is done: count them at the first rate.
+    later = [run for cell in sweep.cells if cell.search for run in _reports(cell) if not _reported(cell, planned)]
+    missing = [run for run in planned if pool.row(run.name) is None] + [r for r in later if r.name not in names]
+    told = pool.seconds()
+    measured = all(_kind(run.recipe) in told for run in missing)
+    total = 0.0
+    for run in missing:
+        kind = _kind(run.recipe)
+        if kind not in told:
+            told[kind] = _time_a_token(run.recipe)
+        total += told[kind] * run.recipe.tokens
+    return total / workers, measured
+
+
+def _reports(cell: Cell) -> list[Run]:
+    return [cell.run("report", cell.rates[0], seed) for seed in cell.seeds]
+
+
+def _reported(cell: Cell, planned: list[Run]) -> bool:
+    return any(run.cell is cell and run.stage == "report" for run in planned)
+
+
+def _time_a_token(recipe: Recipe, steps: int = 3) -> float:
+    from .training import train
+
+    # A run of few steps does the same work a step; its first step, which warms caches up, does not count.
+    short = recipe.replace(model=recipe.model, block_size=recipe.block_size, tokens=steps * recipe.tokens_per_step,
+                           eval_every=10**6, probe_every=10**6)
+    seconds = [record.seconds for record in train(short)]
+    return (seconds[-2] - seconds[0]) / (steps - 2) / recipe.tokens_per_step
+
+
+@contextmanager
+def one_thread_each(workers: int):
+    """torch's threads as a worker will have them, for the time of the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
