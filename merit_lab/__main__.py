@@ -6,6 +6,7 @@ torch takes seconds to load and is not needed for --help: what stands on it is i
 import os
 import re
 import sys
+import textwrap
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
@@ -378,18 +379,20 @@ def sweep(
         int | None, typer.Option(parser=count, metavar="N", help="Runs at a time; else the CPU cores, on CUDA one.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many runs, and how long, and end.")] = False,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="local, or ray: the machines of a Ray cluster.")] = "local",
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="local, or ray: the machines of a Ray cluster.")
+    ] = "local",
     address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The Ray cluster's; `auto`: the one this machine is part of.")
     ] = "auto",
     gpus: Annotated[
-        float, typer.Option(parser=number, metavar="N", help="GPUs a run needs on the Ray cluster; .25: four share one.")
+        float, typer.Option(parser=number, metavar="N", help="GPUs a run needs on the Ray cluster; .5: two share one.")
     ] = 0.0,
 ):
     """Make the runs of a sweep file, each in a process of its own, and write one table.
 
     A run that is complete is never made again: after Ctrl-C, a kill or a crash the same command goes on where it was.
-    FOLDER/NAME.jsonl has a row a run, FOLDER/NAME.curves.jsonl a row a probed step; data/README.md describes the columns.
+    FOLDER/NAME.jsonl has a row a run, FOLDER/NAME.curves.jsonl a row a probed step: data/README.md has the columns.
     """
     from . import sweep as sweeps
     from . import text as texts
@@ -416,7 +419,7 @@ def sweep(
             told = "finished runs" if measured else "a few steps"
             rows.append([one.name, f"{one.least()} to {one.most()}", str(done), clock(seconds), told])
         table(["sweep", "runs", "done", "time left", "told by"], rows, numbers=3)
-        typer.echo(f"Time for {workers or 1} at a time, without widening any search. Sweeps share the runs they have in common.")
+        typer.echo(f"Time for {workers or 1} at a time, no search widened. Sweeps share the runs they have in common.")
         return
     failed = 0
     for one in asked:
@@ -438,20 +441,24 @@ def sweep(
         raise typer.Exit(FAILED)
 
 
-@app.command(epilog=examples("recipes"))
+@app.command(epilog=examples("recipes", "train --recipe gpt2 --text folder:my_texts@gpt2 --out results/small.jsonl"))
 def recipes():
-    """List the named recipes."""
-    from .recipe import RECIPES, Recipe
+    """List the named recipes: what each is for, its size, how long a run takes, its learning rates."""
+    from .recipe import A100, RECIPES, Recipe
 
     rows = []
     for name, preset in RECIPES.items():
         recipe = Recipe.named(name)
-        rates = [f"{optimizer} {rate:g}" for optimizer, rate in preset.lr.items()]
+        size = f"{recipe.model}\n{parameters(recipe) / 1e6:.2f} M"
         batch = f"{recipe.batch_size} × {recipe.block_size}"
-        size = f"{parameters(recipe) / 1e6:.2f} M"
-        rows.append([name, preset.purpose, str(recipe.model), size, batch, str(recipe.n_steps), "\n".join(rates)])
-    table(["recipe", "purpose", "model", "parameters", "batch", "steps", "learning rates"], rows)
-    typer.echo("A batch is sequences × tokens. Parameters are counted with the 78 characters of Shakespeare.")
+        purpose, time = (textwrap.fill(words, width) for words, width in ((preset.purpose, 15), (preset.time, 13)))
+        rows.append([name, purpose, size, batch, str(recipe.n_steps), time])
+    table(["recipe", "purpose", "model", "batch", "steps", "a run takes"], rows)
+    typer.echo("A batch is sequences × tokens. Sizes up to base are counted with the 78 characters of Shakespeare.")
+    typer.echo(f"Computed times: an A100's peak is {A100 / 1e12:g} TFLOP/s in bf16.\n")
+    for name, preset in RECIPES.items():
+        rates = ", ".join(f"{optimizer} {rate:g}" for optimizer, rate in preset.lr.items())
+        typer.echo(f"{name}: lr {rates} ({preset.lr_from})")
 
 
 @app.command(epilog=examples("optimizers"))
@@ -677,7 +684,8 @@ def show_cells(sweep: Any, pool: Any) -> None:
             there = [row for _, row in reported if row["lr"] == lr]
             logit = max(row["peak_logit"] or 0 for row in there)
             name = ", ".join(f"{k} {v}" for k, v in cell.values.items() if k != "lr")
-            rows.append([name, f"{lr:g}", mean_and_spread([r["val_loss"] for r in there]), f"{logit:.1f}", str(len(there))])
+            loss = mean_and_spread([row["val_loss"] for row in there])
+            rows.append([name, f"{lr:g}", loss, f"{logit:.1f}", str(len(there))])
     if rows:
         table(["cell", "lr", "val loss", "peak logit", "seeds"], rows)
 

@@ -15,7 +15,9 @@ A sweep file, in TOML:
     batch_size = [32, 128]
     "model.qk_norm" = [false, true] # one entry of a table
 
-    [search]                        # every cell gets its own learning rate (without [search]: `lr` in fields or grid)
+    [search]                        # every cell gets its own learning rate. Without [search]: `lr` in fields or grid,
+                                    # or lr_from = "batch", the best rate of the sweep in batch.toml beside this file,
+                                    # of its cell with the same optimizer, batch size and model size
     seed = 0
     widen = 4                       # at most so many rates are added while the best is at an edge
     refine = true                   # then one rate more on either side of the best, halfway on a log scale
@@ -81,7 +83,7 @@ COLUMNS = {  # of a sweep's table, one row a run
     "row_similarity": "share of the variance of |w| between rows beyond chance, mean over W_Q and W_K; 0 if shuffled",
     "column_similarity": "the same between columns",
     "head_similarity": "the same between whole heads",
-    "bound_over_logit": "√d·‖W_Q‖_m·‖W_K‖_m·C_X² over the true max attention logit at the end, the smallest of all layers",
+    "bound_over_logit": "√d·‖W_Q‖_m·‖W_K‖_m·C_X² over the true max attention logit at the end, smallest layer",
     "top_eigenvalue": "largest eigenvalue of the Hessian of the loss at the end, if measured",
     "trace": "its trace, if measured",
     "trace_error": "standard error of that estimate",
@@ -141,6 +143,15 @@ class Cell:
     search_seed: int
     seeds: tuple[int, ...]
     measures: tuple[str, ...]
+    source: "Cell | None" = None  # whose best rate is taken
+
+    def size(self, widened: bool) -> int:
+        """How many runs this cell comes to, the search widened as far as it may be or not at all."""
+        if self.source is not None:
+            return len(self.seeds)
+        if not self.search:
+            return len(self.rates) * len(self.seeds)
+        return len(self.rates) + 2 * self.refine + self.widen * widened + len(self.seeds)
 
     def recipe(self, lr: float, seed: int) -> Recipe:
         """The recipe of one run."""
@@ -156,8 +167,14 @@ class Cell:
         Args:
             done: run name -> its row, or None if it has not been run.
         """
+        rates = self.rates
+        if self.source is not None:
+            runs, whole = self.source.plan(done)
+            if not whole:
+                return runs, False
+            rates = sorted({run.recipe.lr for run in runs if run.stage == "report"})  # none may train
         if not self.search:
-            return [self.run("report", lr, seed) for lr in self.rates for seed in self.seeds], True
+            return [self.run("report", lr, seed) for lr in rates for seed in self.seeds], True
         rates = sorted(self.rates)
         widened, refined = 0, not self.refine
         while True:
@@ -205,14 +222,19 @@ class Sweep:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"sweep: {path} is not TOML: {error}") from None
         try:
-            return cls.from_dict(path.stem, values)
+            source = values.pop("lr_from", None)
+            if source is not None:
+                if not isinstance(source, str) or source == path.stem:
+                    raise InputError(f"lr_from: got {source!r}, expected the name of another sweep file here")
+                source = cls.read(path.with_name(f"{source}.toml"))
+            return cls.from_dict(path.stem, values, source)
         except InputError as error:
             raise InputError(f"sweep: {path.name}: {error}") from None
 
     @classmethod
-    def from_dict(cls, name: str, values: dict[str, Any]) -> "Sweep":
-        """The sweep of a file's values."""
-        _known(values, ("purpose", "recipe", "fields", "grid", "search", "report"), "the file")
+    def from_dict(cls, name: str, values: dict[str, Any], source: "Sweep | None" = None) -> "Sweep":
+        """The sweep of a file's values, with the rates that `source` found best if it is given."""
+        _known(values, ("purpose", "recipe", "lr_from", "fields", "grid", "search", "report"), "the file")
         base = _table(values, "fields")
         named = values.get("recipe")
         preset = {}
@@ -234,7 +256,7 @@ class Sweep:
         cells = []
         for grid in grids:
             for combination in _combinations(grid):
-                cells.append(_cell(preset | base, combination, search, report, measures))
+                cells.append(_cell(preset | base, combination, search, report, measures, source))
         _refuse_twice(cells)
         return cls(name, str(values.get("purpose", "")), cells)
 
@@ -247,24 +269,22 @@ class Sweep:
             whole &= complete
         return runs, whole
 
-    def most(self) -> int:
-        """How many runs it can come to: every search widened as far as it may be."""
-        return sum(
-            len(c.rates) + c.widen + 2 * c.refine + len(c.seeds) if c.search else len(c.rates) * len(c.seeds) for c in self.cells
-        )
-
     def least(self) -> int:
         """How many runs it comes to if no search has to be widened."""
-        return sum(len(c.rates) + 2 * c.refine + len(c.seeds) if c.search else len(c.rates) * len(c.seeds) for c in self.cells)
+        return sum(cell.size(widened=False) for cell in self.cells)
+
+    def most(self) -> int:
+        """How many runs it can come to: every search widened as far as it may be."""
+        return sum(cell.size(widened=True) for cell in self.cells)
 
 
-def _cell(base, combination, search, report, measures) -> Cell:
+def _cell(base, combination, search, report, measures, source) -> Cell:
     values = dict(base)
     for name, value in combination.items():
         table, dot, entry = name.partition(".")
         if dot:
             held = values.get(table, {})
-            held = {"named": held} if isinstance(held, str) else held
+            held = {"named": held} if table == "model" and isinstance(held, str) else held
             if not isinstance(held, dict):
                 raise InputError(f"grid: {name}: {table} is {held!r} and has no entries")
             values[table] = held | {entry: value}
@@ -276,7 +296,13 @@ def _cell(base, combination, search, report, measures) -> Cell:
         seeds = [combination["seed"]]
     values.pop("seed", None)
     lr = values.pop("lr", None)
-    if search is not None:
+    found = None
+    if source is not None:
+        if lr is not None or search is not None:
+            raise InputError("lr_from: the rate stands in [search], fields or grid too; leave one out")
+        found = _matching(source, values)
+        rates = found.rates
+    elif search is not None:
         _known(search, ("seed", "widen", "refine", "lr"), "search")
         if lr is not None:
             raise InputError("lr stands both in [search] and in fields or grid; leave one out")
@@ -290,7 +316,7 @@ def _cell(base, combination, search, report, measures) -> Cell:
             raise InputError(f"search.lr: got {rates!r} for {optimizer}, expected three rates or more, rising")
     else:
         if lr is None:
-            raise InputError("no learning rate: give lr in fields or grid, or a [search]")
+            raise InputError("no learning rate: give lr in fields or grid, a [search], or lr_from")
         rates = [lr]
     cell = Cell(
         values=dict(combination),
@@ -302,6 +328,7 @@ def _cell(base, combination, search, report, measures) -> Cell:
         search_seed=(search or {}).get("seed", 0),
         seeds=tuple(seeds),
         measures=measures,
+        source=found,
     )
     for number in (cell.search_seed, cell.widen, *cell.seeds):
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
@@ -309,6 +336,22 @@ def _cell(base, combination, search, report, measures) -> Cell:
     for rate in cell.rates:
         cell.recipe(rate, 0)  # checks every field
     return cell
+
+
+def _matching(source: Sweep, values: dict[str, Any]) -> Cell:
+    """The cell of another sweep with the same optimizer, batch size and size of model."""
+    kind = _kind_of(values)
+    found = [cell for cell in source.cells if _kind_of(cell.base) == kind]
+    if len(found) != 1:
+        raise InputError(f"lr_from: {source.name} has {len(found)} cells for {kind}, expected one")
+    return found[0]
+
+
+def _kind_of(values: dict[str, Any]) -> tuple:
+    model = values.get("model", "nano")
+    return values.get("optimizer", "MERIT"), values.get("batch_size", 64), (
+        model.get("named") if isinstance(model, dict) else model
+    )
 
 
 def _combinations(grid: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -420,7 +463,7 @@ def measure(recipe: Recipe, measures: tuple[str, ...], watch: Callable[[], None]
         "top_eigenvalue": None,
         "trace": None,
         "trace_error": None,
-        "noise_scale": _noise_scale(curve),
+        "noise_scale": _digits(probes.average_noise_scale(records)),
         "seconds": round(records[-1].seconds, 1),
         "recipe": header["recipe"],
         "versions": header["versions"],
@@ -444,9 +487,11 @@ def _weights(training) -> dict[str, float | None]:
     """What the final W_Q and W_K look like."""
     from . import probes
 
+    def mean(values):
+        return _digits(sum(values) / len(values))
+
     n_head = training.model.config.n_head
     weights = [w for layer in probes.query_key_weights(training.model) for w in (layer.query, layer.key)]
-    mean = lambda values: _digits(sum(values) / len(values))  # noqa: E731
     bound = probes.logit_bound(training.model, training.held_out(BOUND_SEQUENCES)[0])
     return {
         "norm_gap": mean([probes.norm_gap(w).item() for w in weights]),
@@ -484,13 +529,6 @@ def _layers(ratios: dict[str, dict], share: str, n_layer: int, sizes: dict[str, 
         inside = [(sizes[name], r[share]) for name, r in ratios.items() if name.startswith(f"blocks.{layer}.")]
         means.append(_digits(sum(n * value for n, value in inside) / sum(n for n, _ in inside), 3))
     return means
-
-
-def _noise_scale(curve) -> float | None:
-    """tr Σ / |G|² with both averaged over the run first: the ratio of single measurements is biased."""
-    noise = [(p["noise_trace"], p["noise_gradient_sq"]) for p in curve if p["noise_trace"] is not None]
-    total = sum(gradient for _, gradient in noise)
-    return _digits(sum(trace for trace, _ in noise) / total) if noise and total > 0 else None
 
 
 def _columnwise_max(table: list[list[float]]) -> list[float] | None:
@@ -559,7 +597,7 @@ def write_tables(sweep: Sweep, pool: Pool, folder: Path) -> tuple[Path, Path]:
     rows, curves = [], []
     for run in planned:
         row = pool.row(run.name)
-        if row is None:
+        if row is None or run.cell not in sweep.cells:  # the second: runs of the sweep that rates are taken from
             continue
         rows.append({"run": run.name, "stage": run.stage, "cell": run.cell.values} | row)
         if run.stage == "report":
@@ -600,9 +638,9 @@ def work(sweep: Sweep, pool: Pool, engine: "Engine") -> Iterator[Progress]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise InputError(f"sweep: another sweep is at work in {pool.folder}; wait for it or give another --out") from None
+        raise InputError(f"sweep: another one is at work in {pool.folder}; wait or give another --out") from None
     failed: set[str] = set()
-    started, spent, ran = time.monotonic(), 0.0, 0
+    started, ran = time.monotonic(), 0
     try:
         with engine:
             running: dict[str, Run] = {}

@@ -22,6 +22,12 @@ def test_lines_draw_what_they_are_given():
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["a", "b"]
 
 
+def test_the_x_axis_has_its_numbers_where_it_is_told():
+    figure = figures.lines({"a": {"x": ([512, 4096], [1.0, 2.0])}}, x_scale="log", x_ticks=[512, 4096])
+    (ax,) = (ax for ax in figure.axes if ax.get_visible())
+    assert list(ax.get_xticks()) == [512, 4096]
+
+
 def test_a_label_looks_the_same_in_all_panels_and_no_two_labels_alike():
     figure = figures.lines(PANELS)
     (x, y), (again,) = (ax.get_lines() for ax in figure.axes)

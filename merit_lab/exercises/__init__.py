@@ -6,6 +6,7 @@ notebook and against a list of typical wrong answers.
 
 from .adamw import check_adamw
 from .attention import check_max_logit
+from .audit import check_separates
 from .bounds import check_logit_bound
 from .edge import check_edge
 from .lamb import check_trust_ratio
@@ -20,6 +21,7 @@ __all__ = [
     "check_logit_bound",
     "check_max_logit",
     "check_passes_100",
+    "check_separates",
     "check_similarity",
     "check_trust_ratio",
 ]

@@ -31,6 +31,7 @@ def lines(
     y: str | Sequence[str] = "",
     x_scale: str = "linear",
     y_scale: str | Sequence[str] = "linear",
+    x_ticks: Sequence[float] | None = None,
     y_from: float | None = None,
     same_y: bool = False,
     levels: Mapping[str, float] | None = None,
@@ -46,6 +47,7 @@ def lines(
         panels: title -> label -> values at 1, 2, 3, …, or a pair (x values, y values).
         x, y: axis labels with units; y is one for all panels or a list, one a panel.
         x_scale, y_scale: "linear" or "log"; y_scale also "auto", and a list where panels differ.
+        x_ticks: where the x axis has its numbers; round ones by default.
         y_from: the y axis starts here.
         same_y: one y range for all panels, so that they can be compared.
         levels: name -> height of a dashed line across every panel.
@@ -84,7 +86,8 @@ def lines(
         shared = isinstance(y, str)
         bottom = i + columns >= len(panels)
         panel.words(title, x if bottom else "", (y if i % columns == 0 else "") if shared else y[i])
-        panel.finish(x=x_scale, y=y_scale if isinstance(y_scale, str) else y_scale[i], y_from=y_from)
+        panel.finish(x=x_scale, y=y_scale if isinstance(y_scale, str) else y_scale[i], y_from=y_from,
+                     x_ticks=x_ticks)
     for panel in page.panels[len(panels):]:
         panel.ax.set_visible(False)
     titles = join(panels) if len(panels) > 1 else next(iter(panels))
