@@ -609,6 +609,51 @@ def write_tables(sweep: Sweep, pool: Pool, folder: Path) -> tuple[Path, Path]:
     return paths
 
 
+def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """The rows of a table or of its curves. InputError for a file that is not JSON lines."""
+    try:
+        return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"sweep: {path} cannot be read as a sweep's table ({error}); make it with `sweep`") from None
+
+
+def read_runs(path: str | os.PathLike, stage: str | None = "report") -> list:
+    """The runs of a table as merit_lab.runs.Run: every figure and widget that shows a recorded run shows them.
+
+    Args:
+        path: NAME.jsonl; NAME.curves.jsonl beside it gives reported runs their curves. A run of the search has its
+            last record alone.
+        stage: "report", "search", or None for both.
+
+    Each run's row is in its header["row"].
+    """
+    from .runs import Run as RecordedRun
+    from .training import StepRecord
+
+    path = Path(path)
+    points: dict[str, list[dict]] = {}
+    for point in read_rows(path.with_name(f"{path.name.removesuffix('.jsonl')}.curves.jsonl")):
+        points.setdefault(point["run"], []).append(point)
+    found = []
+    for row in read_rows(path):
+        if stage not in (None, row["stage"]):
+            continue
+        last = {"step": row["steps"], "tokens": row["tokens"], "train_loss": row["train_loss"] or math.inf,
+                "val_loss": row["val_loss"], "logit_layers": row["peak_logit_layers"]}  # fmt: skip
+        records = []
+        for point in (points.get(row["run"]) if row["stage"] == "report" else None) or [last]:
+            layers = point["logit_layers"]
+            records.append(StepRecord(
+                step=point["step"], tokens=point["tokens"], lr=math.nan, grad_norm=math.nan, seconds=math.nan,
+                train_loss=math.nan if point["train_loss"] is None else point["train_loss"],
+                val_loss=point["val_loss"], max_attention_logit=[[z] for z in layers] if layers else None,
+            ))  # fmt: skip
+        records[-1].diverged = row["diverged"]
+        header = {"recipe": row["recipe"], "parameters": row["parameters"], "row": row}
+        found.append(RecordedRun(header, records, path.with_name(row["run"])))
+    return found
+
+
 def _kind(recipe: Recipe) -> tuple:
     return json.dumps(recipe.model, sort_keys=True), recipe.batch_size, recipe.optimizer
 

@@ -183,7 +183,8 @@ def test_rates_that_diverge_are_the_worst():
 def test_a_rate_from_another_sweep(tmp_path):
     fields = "".join(f"{k} = {json.dumps(v)}\n" for k, v in SMALL.items() if k != "model")
     fields = f"[fields]\n{fields}model = 'nano'\nblock_size = 16\n"
-    first = '[grid]\noptimizer = ["AdamW", "LAMB"]\n[search]\nlr.default = [1e-2, 2e-2, 4e-2]\n[report]\nseeds = [1, 2]\n'
+    first = "[grid]\noptimizer = ['AdamW', 'LAMB']\n[search]\nlr.default = [1e-2, 2e-2, 4e-2]\n"
+    first += "[report]\nseeds = [1, 2]\n"
     (tmp_path / "first.toml").write_text(fields + first)
     second = '[grid]\noptimizer = ["LAMB"]\n"model.qk_norm" = [true]\n[report]\nseeds = [1, 2, 3]\n'
     (tmp_path / "second.toml").write_text('lr_from = "first"\n' + fields + second)
