@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help lab test notebooks bench lint doctor setup text clean
+.PHONY: help lab test notebooks bench gpu lint doctor setup text clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -31,6 +31,10 @@ notebooks: setup text ## execute the notebooks, store them, show what changed (N
 
 bench: setup text ## measure what probes and widgets cost; writes data/bench/
 	@$(BIN)/python -m merit_lab.bench
+
+# Without setup: such a machine often has its own torch, and no network.
+gpu: ## on a CUDA machine, in 8 minutes: GPU tests, a benchmark, larger runs; writes data/runs/gpu/
+	@$(or $(wildcard $(BIN)/python),$(PYTHON),python3) -m merit_lab.gpu $(ARGS)
 
 lint: setup ## check the style of all Python, the notebooks' too
 	@$(BIN)/ruff check

@@ -508,8 +508,9 @@ class Ledger:
         rise = noisy_quadratic_rise(batches, 524_288 // 64)
         return "nano", checks, (
             f"The gradient noise scale is about {_say(scale, 0)} sequences: batches far above it are large. A noisy "
-            f"quadratic with as many sequences ends {rise:.1f} times as high at batch {batches[-1]} as at its best "
-            f"batch, whatever the rate. Measured, from the best batch to {batches[-1]}: {', '.join(lost)} nats lost."
+            f"quadratic with as many sequences, preconditioned as Adam's model is, ends {rise:.1f} times as high at "
+            f"batch {batches[-1]} as at its best batch, whatever the rate; a perfect preconditioner would lose nothing. "
+            f"Measured, from the best batch to {batches[-1]}: {', '.join(lost)} nats lost."
         )
 
     def generalization(self):

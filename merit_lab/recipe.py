@@ -146,7 +146,7 @@ class Recipe:
 
     @classmethod
     def named(cls, name: str, **changes) -> "Recipe":
-        """A recipe of RECIPES. Its learning rate is the optimizer's own, from a small search with one seed.
+        """A recipe of RECIPES. Its learning rate is the optimizer's own; the preset's `lr_from` says where it is from.
 
         Args:
             changes: fields to set otherwise.
@@ -209,30 +209,96 @@ def _refuse_unknown(values):
 
 @dataclass(frozen=True)
 class Preset:
-    """A recipe by name: its fields, each optimizer's learning rate, and what it is for."""
+    """A recipe by name: its fields, each optimizer's learning rate, what it is for and how long a run takes."""
 
     purpose: str
     fields: dict[str, Any]
     lr: dict[str, float]
+    time: str  # of one run, and on what; "computed" where nobody has measured it
+    lr_from: str  # where the rates come from
 
+
+SEARCHED = "a small search with one seed"
+GUESSED = "guesses between those of compare and the paper's; search them first"
+OWN_TEXT = "hf:Skylion007/openwebtext@gpt2"  # or "file:…@gpt2", "folder:…@gpt2"
+A100 = 312e12  # bf16 FLOP a second at its peak; what `Preset.time` is computed with, see `seconds_at`
 
 RECIPES = {
     "tiny": Preset(
-        "a few seconds on a CPU: to see that everything works",
+        "to see that everything works",
         {"model": "nano", "batch_size": 16, "tokens": 40_960, "eval_sequences": 16},
         {"AdamW": 5e-3, "LAMB": 5e-2, "MERIT": 5e-2},
+        "a few seconds on 2 CPU cores, measured",
+        SEARCHED,
     ),
     "start": Preset(
-        "ten seconds a run on a CPU: the picture of the first notebook",
+        "the picture of the first notebook",
         {"model": "nano", "batch_size": 64, "tokens": 131_072, "eval_sequences": 64},
         {"AdamW": 3e-3, "LAMB": 6e-2, "MERIT": 4e-2},
+        "5 to 25 s on 2 CPU cores, measured",
+        SEARCHED,
     ),
     "compare": Preset(
-        "a large batch on a CPU, a minute a run: the lab's main comparison",
+        "a large batch on a CPU: the lab's main comparison",
         {"model": "micro", "batch_size": 256, "tokens": 1_000_000},
         {"AdamW": 2e-3, "LAMB": 5e-2, "MERIT": 3e-2},
+        "1 min on 2 CPU cores, measured",
+        SEARCHED,
+    ),
+    "mini": Preset(
+        "a large batch on a GPU, 400 steps",
+        {"model": "mini", "text": "addresses", "batch_size": 256, "tokens": 26_214_400, "micro_batch_size": 256},
+        {"AdamW": 2e-3, "LAMB": 2e-2, "MERIT": 2e-2},
+        "40 s on an A100, computed at 15 % of its peak",
+        GUESSED,
+    ),
+    "base": Preset(
+        "three times that model, twice the context, 400 steps",
+        {"model": "base", "text": "addresses", "batch_size": 512, "tokens": 104_857_600, "micro_batch_size": 128},
+        {"AdamW": 2e-3, "LAMB": 1e-2, "MERIT": 1e-2},
+        "5 min on an A100, computed at 25 % of its peak",
+        GUESSED,
+    ),
+    # The paper's large-batch runs. Micro-batches fit 80 GB, also in fp32 and without fused attention.
+    "gpt2": Preset(
+        "GPT-2 Small as the paper's, on OpenWebText or a text of yours",
+        {"model": "gpt2", "text": OWN_TEXT, "batch_size": 1024, "tokens": 2_000_000_000, "micro_batch_size": 32},
+        {"AdamW": 2e-3, "LAMB": 8e-3, "MERIT": 9e-3},
+        "4 h on an A100, computed at 40 % of its peak",
+        "MERIT's is the paper's best; the others are guesses, the middle of the paper's searches",
+    ),
+    "gpt2-medium": Preset(
+        "GPT-2 Medium as the paper's, likewise",
+        {"model": "gpt2-medium", "text": OWN_TEXT, "batch_size": 4096, "tokens": 8_000_000_000, "micro_batch_size": 16},
+        {"AdamW": 2e-3, "LAMB": 8e-3, "MERIT": 9e-3},
+        "43 h on an A100, computed at 40 % of its peak",
+        "those of gpt2, guesses for this size",
+    ),
+    "gpt2-large": Preset(
+        "GPT-2 Large as the paper's, likewise",
+        {"model": "gpt2-large", "text": OWN_TEXT, "batch_size": 8192, "tokens": 16_000_000_000, "micro_batch_size": 8},
+        {"AdamW": 2e-3, "LAMB": 8e-3, "MERIT": 9e-3},
+        "8 days on an A100, computed at 40 % of its peak",
+        "those of gpt2, guesses for this size",
     ),
 }
+
+
+def flops_a_token(config: GPT2Config, parameters: int) -> int:
+    """Floating-point operations of training on one token, forward and backward: 6 N + 12 · layers · width · context.
+
+    The second term is that of the attention logits and of their product with the values, the masked half counted in
+    (Chowdhery et al. 2022, PaLM, appendix B). The optimizer's own arithmetic is left out.
+
+    Args:
+        parameters: N, a tied embedding counted once.
+    """
+    return 6 * parameters + 12 * config.n_layer * config.n_embd * config.block_size
+
+
+def seconds_at(recipe: Recipe, parameters: int, flops_a_second: float) -> float:
+    """How long a run of this recipe computes at this speed: the device's peak times the share of it that is reached."""
+    return recipe.n_steps * recipe.tokens_per_step * flops_a_token(recipe.model_config(), parameters) / flops_a_second
 
 
 def _preset(name: str) -> Preset:

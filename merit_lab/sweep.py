@@ -427,7 +427,7 @@ def measure(recipe: Recipe, measures: tuple[str, ...], watch: Callable[[], None]
     Args:
         watch: called after every step; may raise to end the run.
     """
-    from . import probes, runs, text
+    from . import probes, runs
     from .training import train
 
     training = train(recipe)
@@ -472,8 +472,7 @@ def measure(recipe: Recipe, measures: tuple[str, ...], watch: Callable[[], None]
         "date": header["date"],
     }
     if not run.diverged:
-        x, y = text.fixed_batches(training.corpus.train, recipe.block_size, END_SEQUENCES)
-        row["train_loss"] = _digits(probes.mean_loss(training.model, x.to(training.device), y.to(training.device)))
+        row["train_loss"] = _digits(training.train_loss(END_SEQUENCES))
         row |= _weights(training)
         if "curvature" in measures:
             held_out = training.held_out(CURVATURE_SEQUENCES)

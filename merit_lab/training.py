@@ -30,6 +30,7 @@ QK_CLIP_SEQUENCES = 8  # QK-clip takes each head's largest logit over this many 
 NOISE_SEQUENCES = 256  # the gradient noise is measured on this many training sequences, the same along a run,
 NOISE_PIECE = 8  # in pieces of so many
 LARGEST_MICRO_BATCH = 64
+LARGEST_EVALUATION = 1 << 29  # logits held at once for a validation loss: 10 sequences of GPT-2's
 
 
 @dataclass
@@ -217,7 +218,20 @@ class Training(Iterator[StepRecord]):
         """Validation loss now, nats a token, over evenly spaced held-out sequences."""
         x, y = self.held_out(n_sequences or self.recipe.eval_sequences)
         with self._autocast:
-            return probes.mean_loss(self.model, x, y)
+            return probes.mean_loss(self.model, x, y, self._evaluated_at_once())
+
+    def train_loss(self, n_sequences: int) -> float:
+        """Loss now on evenly spaced sequences of the training text, nats a token: to set beside `val_loss`."""
+        x, y = text.fixed_batches(self.corpus.train, self.recipe.block_size, n_sequences)
+        with self._autocast:
+            return probes.mean_loss(self.model, x.to(self.device), y.to(self.device), self._evaluated_at_once())
+
+    def _evaluated_at_once(self) -> int:
+        """Sequences in a forward pass: few where the vocabulary is large. Not the micro-batch, for then a run's
+        validation loss would depend on it in its last digits.
+        """
+        logits = self.recipe.block_size * self.model.config.vocab_size  # of one sequence
+        return min(LARGEST_MICRO_BATCH, max(1, LARGEST_EVALUATION // logits))
 
     def noise_scale(self) -> probes.NoiseScale:
         """Gradient noise now, on NOISE_SEQUENCES random sequences of the training text, the same for every seed.

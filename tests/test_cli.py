@@ -350,7 +350,7 @@ def test_help_and_version_need_no_torch():
 # -- wrong input -------------------------------------------------------------------------------------------
 
 BOTH = [  # arguments, what the answer must hold: what came, and what is allowed
-    (["--recipe", "huge"], ["recipe: got 'huge'", "tiny, start, compare or a TOML file"]),
+    (["--recipe", "huge"], ["recipe: got 'huge'", f"{', '.join(RECIPES)} or a TOML file"]),
     (["--recipe", "missing.toml"], ["missing.toml", "No such file", "give a TOML file or a name"]),
     (["--recipe", "bad.toml"], ["bad.toml is not TOML", "line 1"]),
     (["--recipe", "unknown.toml"], ["unknown field 'lerning_rate'", "lr"]),
