@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help lab test notebooks bench gpu lint doctor setup text clean
+.PHONY: help lab test notebooks bench sweep evidence gpu lint doctor setup text clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -33,6 +33,16 @@ bench: setup text ## measure what probes and widgets cost; writes data/bench/
 	@$(BIN)/python -m merit_lab.bench
 
 # Without setup: such a machine often has its own torch, and no network.
+SWEEPS := ladder forward fused noise batch_nano batch_micro habits longer
+
+sweep: setup text ## make the recorded sweeps anew, in results/sweeps (hours; a second call goes on where it was)
+	@$(BIN)/python -m merit_lab sweep $(SWEEPS:%=data/sweeps/%.toml) --out results/sweeps $(ARGS)
+	@$(BIN)/python -m merit_lab.one_step --out results/sweeps
+	@echo 'Now they are the evidence: make evidence ARGS="--runs results/sweeps --out results/evidence"'
+
+evidence: setup ## ledger, tables and figures from the recorded sweeps; no run is made
+	@$(BIN)/python -m merit_lab.evidence $(ARGS)
+
 gpu: ## on a CUDA machine, in 8 minutes: GPU tests, a benchmark, larger runs; writes data/runs/gpu/
 	@$(or $(wildcard $(BIN)/python),$(PYTHON),python3) -m merit_lab.gpu $(ARGS)
 

@@ -2,13 +2,14 @@
 
     python -m merit_lab.evidence        (make evidence)
 
-reads data/runs/sweeps, applies the rules of data/protocol.md, and writes data/evidence/ledger.json, points.json and
-the figures in data/figures. No run is made, and nothing is needed but the recorded files.
+reads data/runs/sweeps, applies the rules of data/protocol.md, and writes the ledger, the points and the figures to
+data/evidence, and the ledger's table into the README. No run is made, and nothing is needed but the recorded files.
 """
 
 import argparse
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ ANSWER = "answer"
 GUESSING = math.log(78)  # nats: what a seed that diverged counts as
 NATS, SHARE = 0.01, 0.05  # differences below these are level, whatever the spread (data/protocol.md)
 SEEDS = 3
+LEDGER = re.compile(r"<!-- ledger -->\n.*?<!-- /ledger -->", re.DOTALL)
 LARGE = 256
 THREE = ("AdamW", "LAMB", "MERIT")
 
@@ -136,8 +138,9 @@ class Sweeps:
         return Point(what, [r for r in rows if r["stage"] == "report"], sum(r["stage"] == "search" for r in rows))
 
     def batches(self, name: str) -> list[int]:
-        """The batch sizes of a sweep, rising."""
-        return sorted({row["batch_size"] for row in self.rows(name)})
+        """The batch sizes of a sweep at which all three optimizers have reported runs, rising."""
+        seen = {(row["batch_size"], variant(row)) for row in self.rows(name) if row["stage"] == "report"}
+        return sorted({batch for batch, _ in seen if all((batch, what) in seen for what in THREE)})
 
     def curve(self, name: str, run: str) -> list[dict[str, Any]]:
         """The probed steps of a reported run."""
@@ -279,9 +282,9 @@ class Ledger:
             for other in (adamw, lamb):
                 checks.append(compare(merit, other, "lower", "peak_logit", f"batch {batch}"))
         for what in THREE:
-            small, large = self.sweeps.point(name, what, 16), self.sweeps.point(name, what, LARGE)
+            small, large = self.sweeps.point(name, what, 64), self.sweeps.point(name, what, LARGE)
             check = compare(large, small, "higher", "peak_logit")
-            checks.append(Check(f"batch {LARGE} against 16: {check.words}", check.as_paper))
+            checks.append(Check(f"batch {LARGE} against 64: {check.words}", check.as_paper))
         return "micro, each at its best learning rate", checks, ""
 
     def layers_mal_over_100(self):
@@ -462,6 +465,9 @@ class Ledger:
         checks, answers = [], []
         for batch in (64, LARGE):
             adamw, merit = (self.sweeps.point("batch_nano", what, batch) for what in ("AdamW", "MERIT"))
+            before = compare(adamw, merit, "higher", "peak_logit", f"batch {batch}, peak logit without a remedy")
+            words = "above MERIT's" if before.as_paper else "not above MERIT's"
+            answers.append(f"batch {batch}: AdamW's logit at its best rate is {words}")
             for how in ("QK-clip", "QK-norm"):
                 remedy = self.sweeps.point("forward", f"AdamW + {how}", batch)
                 if not (adamw and merit and remedy):
@@ -472,9 +478,7 @@ class Ledger:
                 checks += [logit, loss, own]
                 down = "down to MERIT's" if logit.as_paper else "above MERIT's"
                 better = "lower than AdamW's" if own.as_paper else "not lower than AdamW's"
-                answers.append(
-                    f"batch {batch}, {how}: logit {down}, loss {better}" + ", and at MERIT's" * loss.as_paper
-                )
+                answers.append(f"with {how} logit {down}, loss {better}" + ", and at MERIT's" * loss.as_paper)
         followed = sum(checks[i + 1].as_paper for i in range(0, len(checks), 3))
         head = {0: "A companion here", len(checks) // 3: "A cause, by this test"}.get(followed, "Mixed")
         return "nano, batch 64 and 256", checks, f"{head}. {'; '.join(answers)}."
@@ -509,8 +513,8 @@ class Ledger:
         return "nano", checks, (
             f"The gradient noise scale is about {_say(scale, 0)} sequences: batches far above it are large. A noisy "
             f"quadratic with as many sequences, preconditioned as Adam's model is, ends {rise:.1f} times as high at "
-            f"batch {batches[-1]} as at its best batch, whatever the rate; a perfect preconditioner would lose nothing. "
-            f"Measured, from the best batch to {batches[-1]}: {', '.join(lost)} nats lost."
+            f"batch {batches[-1]} as at its best batch, whatever the rate; a perfect preconditioner would lose "
+            f"nothing. Measured, from the best batch to {batches[-1]}: {', '.join(lost)} nats lost."
         )
 
     def generalization(self):
@@ -698,9 +702,9 @@ def noisy_quadratic_rise(batches: list[int], sequences: int) -> float:
     return losses[-1] / min(losses)
 
 
-def readme_table(entries: list[Entry]) -> str:
-    """The ledger as Markdown."""
-    rows = ["| the paper says | tried here | found | verdict |", "|---|---|---|---|"]
+def markdown(entries: list[Entry]) -> str:
+    """The ledger as Markdown: how many claims came out how, the claims, the objections."""
+    rows = [f"{summary(entries)}.", "", "| the paper says | tried here | found | verdict |", "|---|---|---|---|"]
     for entry in entries:
         if entry.verdict != ANSWER and not entry.id.startswith("objection"):
             paper = f" {entry.paper}." if entry.paper else ""
@@ -721,7 +725,39 @@ def _cell(text: str) -> str:
 def summary(entries: list[Entry]) -> str:
     """How many claims came out how."""
     count = Counter(entry.verdict for entry in entries if not entry.id.startswith("objection"))
-    return ", ".join(f"{count[verdict]} {verdict}" for verdict in (HOLDS, PART, FAILS, CANNOT))
+    words = {HOLDS: "hold", PART: "hold in part", FAILS: "do not hold here", CANNOT: "cannot be tested at this scale"}
+    return f"Of {count.total()} claims: " + ", ".join(f"{count[found]} {said}" for found, said in words.items())
+
+
+def in_readme(readme: str, entries: list[Entry]) -> str:
+    """The README with the ledger between its marks."""
+    if not LEDGER.search(readme):
+        raise InputError("README.md has no place for the ledger, expected <!-- ledger --> … <!-- /ledger -->; add it")
+    return LEDGER.sub(lambda _: f"<!-- ledger -->\n{markdown(entries)}\n<!-- /ledger -->", readme)
+
+
+def draw(folder: Path, claims: dict[str, Any]) -> dict[str, Any]:
+    """The figures of the evidence: name -> matplotlib Figure.
+
+    Args:
+        folder: the recorded sweeps.
+    """
+    from . import figures
+    from .figures.evidence import batch_curves
+
+    def runs(name, stage="report"):
+        found = sweep.read_runs(folder / f"{name}.jsonl", stage)
+        return [(variant(run.header["row"]), run) for run in found]
+
+    paper = {claim["id"]: claim for claim in claims["claims"]}
+    drawn = {}
+    sizes = {size: runs(name) for name, size in SIZES.items() if (folder / f"{name}.jsonl").is_file()}
+    if sizes:
+        drawn["batch"] = batch_curves(sizes, (paper["batch-sweep-small"], paper["peak-mal"]))
+    if (folder / "ladder.jsonl").is_file():
+        drawn["ladder"] = figures.ladder(runs("ladder"))
+        drawn["rates"] = figures.sweep_lr(runs("batch_nano", "search"), loss_to=GUESSING)
+    return drawn
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -736,8 +772,18 @@ def main(arguments: list[str] | None = None) -> int:
     for name, table in (("ledger", [entry.to_dict() for entry in entries]), ("points", points(sweeps))):
         files.write_whole(chosen.out / f"{name}.json", json.dumps(table, indent=1, ensure_ascii=False) + "\n")
         print(f"written: {chosen.out / name}.json")
-    files.write_whole(chosen.out / "ledger.md", readme_table(entries) + "\n")
-    print(f"Of {len(claims['claims'])} claims: {summary(entries)}.")
+    files.write_whole(chosen.out / "ledger.md", markdown(entries) + "\n")
+    from . import figures
+
+    for name, figure in draw(chosen.runs, claims).items():
+        files.write_whole(chosen.out / f"{name}.png", figures.png(figure))
+        print(f"written: {chosen.out / name}.png")
+    root = files.repo_root()
+    if root and chosen.out == parser.get_default("out"):  # what was made elsewhere is not the project's
+        readme = (root / "README.md").read_text(encoding="utf-8")
+        files.write_whole(root / "README.md", in_readme(readme, entries))
+        print("written: README.md, its table of claims")
+    print(f"{summary(entries)}.")
     return 0
 
 

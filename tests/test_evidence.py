@@ -75,7 +75,7 @@ def test_not_lower_is_level_or_higher():
 
 def made_up(folder, losses, logits=None):
     """batch_nano and batch_micro with these losses: optimizer -> batch -> mean, seeds .001 apart."""
-    for name, batches in (("batch_nano", (8, 16, 64, 256)), ("batch_micro", (16, 64, 256))):
+    for name, batches in (("batch_nano", (8, 16, 64, 256)), ("batch_micro", (64, 256))):
         rows = []
         for optimizer, by_batch in losses.items():
             for batch in batches:
@@ -107,7 +107,8 @@ def checked(row):
 def test_a_paper_like_world_gets_holds_and_its_opposite_does_not(tmp_path):
     like = made_up(tmp_path, RISING)
     assert checked(like.main_val_loss()) == HOLDS
-    assert checked(like.batch_sweep_small()) == HOLDS and checked(like.batch_sweep_medium()) == HOLDS
+    assert checked(like.batch_sweep_small()) == HOLDS
+    assert checked(like.batch_sweep_medium()) == PART  # MERIT is lower at the smallest of its batches, 64, too
     unlike = made_up(tmp_path, {"AdamW": RISING["MERIT"], "LAMB": RISING["LAMB"], "MERIT": RISING["AdamW"]})
     assert checked(unlike.main_val_loss()) == FAILS
     swapped = made_up(tmp_path, {"AdamW": RISING["AdamW"], "LAMB": RISING["MERIT"], "MERIT": RISING["LAMB"]})
@@ -128,8 +129,8 @@ def test_logits_are_compared_where_there_is_something_to_compare(tmp_path):
 def test_answers_say_what_the_numbers_say(tmp_path):
     like = made_up(tmp_path, RISING)
     assert like.largest_batch()[2] == (
-        "Level with their own best: nano: AdamW up to 8; nano: MERIT up to 16; micro: AdamW up to 16; "
-        "micro: MERIT up to 16 sequences, of those tried."
+        "Level with their own best: nano: AdamW up to 8; nano: MERIT up to 16; micro: AdamW up to 64; "
+        "micro: MERIT up to 64 sequences, of those tried."
     )
     assert "differ by 0.003 nats" in like.generalization()[2] or "differ by 0.002 nats" in like.generalization()[2]
     assert like.heads()[2].startswith("Whole heads explain 50 %")
@@ -179,13 +180,16 @@ def test_no_verdict_stands_on_fewer_than_three_seeds():
 def test_every_search_has_five_rates_or_more_and_its_best_inside():
     for found in evidence.points(Sweeps(RECORDED)):
         if found["rates_searched"]:
-            assert 7 <= found["rates_searched"] <= 11
+            assert 5 <= found["rates_searched"] <= 11
             assert found["best_at_edge"] is False, found
 
 
 def test_the_committed_evidence_follows_from_the_recorded_runs(tmp_path):
     assert evidence.main(["--out", str(tmp_path)]) == 0
     for made in sorted(tmp_path.iterdir()):
+        if made.suffix == ".png":  # its fonts are the machine's
+            assert made.stat().st_size > 10_000
+            continue
         assert made.read_text() == (ROOT / "data" / "evidence" / made.name).read_text(), made.name
     assert {p.name for p in (ROOT / "data" / "evidence").iterdir()} == {p.name for p in tmp_path.iterdir()}
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from merit_lab.exercises import audit, edge, merit, patterns
+from merit_lab.exercises import audit, edge, mediation, merit, patterns, sweeps
 
-MODULES = {"audit": audit, "edge": edge, "merit": merit, "patterns": patterns}
+MODULES = {
+    "audit": audit, "edge": edge, "mediation": mediation, "merit": merit, "patterns": patterns, "sweeps": sweeps,
+}  # fmt: skip
 each_module = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 each_mistake = pytest.mark.parametrize(
     "module, name", [pytest.param(m, name, id=f"{k}-{name}") for k, m in MODULES.items() for name in m.MISTAKES]

@@ -15,6 +15,7 @@ from PIL import Image
 
 from merit_lab import figures
 from merit_lab.errors import InputError
+from merit_lab.evidence import variant
 from merit_lab.figures import style
 from merit_lab.figures.curves import _outline, short, some_tensors
 from merit_lab.optim import ABLATIONS, LADDER
@@ -440,6 +441,47 @@ def test_every_run_is_a_point_of_loss_against_logit(sweep):
     figure = figures.loss_against_logit(sweep)
     points = sum(len(a.get_xdata()) for key, a in artists(figure).items() if key in THREE or key[-1] == "lost")
     assert points == len(sweep) and "over 21 runs" in figure.alt
+
+
+def test_joined_points_go_from_rate_to_rate_at_the_mean_over_seeds(sweep):
+    data = figures.table(sweep)
+    path = artists(figures.loss_against_logit(sweep, joined=True))["MERIT", "path"]
+    means = data[data.optimizer == "MERIT"].groupby("lr").val_loss.mean()  # rising rates
+    assert len(means) == 4 and np.allclose(path.get_ydata(), means)
+    assert ("MERIT", "path") not in artists(figures.loss_against_logit(sweep))
+
+
+def test_runs_beyond_the_end_of_the_axis_are_counted(sweep):
+    data = figures.table(sweep)
+    beyond = int((data.peak_logit > 200).sum())
+    figure = figures.loss_against_logit(sweep, up_to=200)
+    assert 0 < beyond < len(data) and f"{beyond} runs lie beyond" in figure.axes[0].get_title(loc="left")
+    assert figure.axes[0].get_xlim()[1] < data.peak_logit.max() and f"{beyond} have a logit beyond 200" in figure.alt
+    assert "beyond" not in figures.loss_against_logit(sweep, up_to=1e9).alt
+
+
+VARIANTS = ["AdamW + QK-norm", "LAMB + QK-norm", "MERIT + QK-norm", "AdamW + QK-clip", "LAMB + fused QKV",
+            "MERIT + fused QKV"]  # fmt: skip
+
+
+def test_a_variant_is_an_optimizer_of_its_own():
+    pairs = [(name, fakes.run("AdamW", seed=seed)) for name in ("AdamW", *VARIANTS) for seed in (0, 1)]
+    assert list(dict.fromkeys(figures.table(pairs).optimizer)) == ["AdamW", *VARIANTS]
+    for figure in (figures.ladder(pairs), figures.loss_against_logit(pairs)):
+        lines = [artist for artist in artists(figure).values() if hasattr(artist, "get_marker")]
+        drawn = {(line.get_color(), line.get_marker()) for line in lines}
+        assert {style.look(name) for name in VARIANTS} <= drawn
+        assert all(name in figure.alt for name in VARIANTS)
+    [other] = figures.curves([("the same, called otherwise", fakes.run("LAMB"))])
+    assert other.optimizer == "LAMB"  # a label that names no optimizer changes nothing
+
+
+def test_variants_are_named_as_the_evidence_names_them():
+    recipes = [fakes.recipe(name, model=fakes.MODEL | {"qk_norm": True}) for name in THREE]
+    recipes += [fakes.recipe("AdamW", qk_clip=5.0)]
+    recipes += [fakes.recipe(name, model=fakes.MODEL | {"fused_qkv": True}) for name in ("LAMB", "MERIT")]
+    assert [variant({"optimizer": r.optimizer, "recipe": r.to_dict()}) for r in recipes] == VARIANTS
+    assert len({style.look(name) for name in style.LOOKS}) == len(style.LOOKS) - 2  # + clip, + bound: two names each
 
 
 # -- what figures take -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 curves.py: runs over time. sweeps.py: many finished runs. matrices.py: weights and ratios as heatmaps.
 lessons.py: a few numbers as lines, heatmaps or text, no run behind them. attention.py: attention weights as images.
+evidence.py: the recorded sweeps beside the paper's figures.
 output.py: show and save. style.py: colours, markers, scales.
 """
 
@@ -24,6 +25,7 @@ from .curves import (
     shares_over_time,
     softmax_row,
 )
+from .evidence import batch_curves, inherent, noise_along
 from .lessons import heatmaps, lines, side_by_side
 from .matrices import PatternPicture, StepPicture, pattern_maps, step_maps
 from .output import alt_of, bundle, png, save, show
@@ -37,11 +39,13 @@ __all__ = [
     "StepPicture",
     "alt_of",
     "attention_maps",
+    "batch_curves",
     "bundle",
     "curves",
     "dashboard",
     "entropy_over_time",
     "heatmaps",
+    "inherent",
     "ladder",
     "lines",
     "logit_by_layer",
@@ -50,6 +54,7 @@ __all__ = [
     "loss_against_logit",
     "loss_and_logit",
     "loss_curves",
+    "noise_along",
     "pattern_maps",
     "png",
     "ratio_over_time",

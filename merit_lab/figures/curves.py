@@ -6,7 +6,7 @@
 Every function takes a run or several, live or recorded, as
 
     a Run or anything else with `.recipe` and records to iterate over (a Training is run to its end),
-    a pair (label, list of StepRecord), or a dict of them, label -> run,
+    a pair (label, run or list of StepRecord), or a dict of them, label -> run,
 
 and returns the matplotlib Figure, its alternative text in `figure.alt`. `figure=` draws into a figure that is there:
 if the same function drew it, only what changed is drawn anew, which is what live pictures do.
@@ -24,7 +24,6 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from .. import optim
 from ..errors import InputError
 from ..training import StepRecord
 from . import style
@@ -117,9 +116,11 @@ def _curve(run) -> Curve:
         raise InputError(f"runs: got {run!r}, expected a run, or a pair (label, list of StepRecord)") from None
     if records and not isinstance(records[0], StepRecord):
         raise InputError(f"runs: got a list of {type(records[0]).__name__}, expected StepRecords")
-    optimizer = recipe.optimizer if recipe is not None else next(
-        (name for name in sorted(optim.OPTIMIZERS, key=len, reverse=True) if (label or "").startswith(name)), None
-    )
+    if label in style.LOOKS or recipe is None:  # a variant ("AdamW + QK-norm") counts as an optimizer of its own
+        known = sorted(style.LOOKS, key=len, reverse=True)
+        optimizer = next((name for name in known if (label or "").startswith(name)), None)
+    else:
+        optimizer = recipe.optimizer
     measured = [r for r in records if r.val_loss is not None or r.max_attention_logit or r.ratios is not None]
     return Curve(label or "", records, optimizer, recipe, measured)
 

@@ -624,7 +624,7 @@ def _heat(sheet, x, y, fills, title, shape, picture, title_drop=0.0):
     for head, (first, last) in enumerate(pairwise(borders)):
         if len(borders) > 2 and head % every == 0:
             at = down + _MAP * (first + last) / 2 / shape[0] + 0.035
-            sheet.text(x - 0.05, at, f"h{head + 1}", 6.5, QUIET, "right")
+            sheet.text(x - 0.05, at, f"h{head}", 6.5, QUIET, "right")
     sheet.text(x, down + _MAP + 0.11, "1", 6.5, QUIET)
     sheet.text(x + _MAP, down + _MAP + 0.11, shape[1], 6.5, QUIET, "right")
 

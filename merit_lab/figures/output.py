@@ -2,9 +2,12 @@
 
 import io
 import os
+import struct
 import threading
+import zlib
 from pathlib import Path
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -31,9 +34,25 @@ def png(figure: Figure, fast: bool = False) -> bytes:
             drawing.paint(canvas, again=fast)
         size = canvas.get_width_height(physical=True)
         picture = Image.frombuffer("RGBA", size, canvas.buffer_rgba(), "raw", "RGBA", 0, 1).convert("RGB")
+    if fast:
+        return _quick_png(picture)
     out = io.BytesIO()
-    picture.save(out, format="PNG", compress_level=1 if fast else 6)
+    picture.save(out, format="PNG", compress_level=6)
     return out.getvalue()
+
+
+def _quick_png(picture: Image.Image) -> bytes:
+    """An RGB picture as a PNG without filters. Pillow tries five on each line, which takes most of its time, and on
+    charts with large plain areas none is as good.
+    """
+    width, height = picture.size
+    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # (height, the filter's number 0 and then R, G, B)
+    lines[:, 1:] = np.asarray(picture).reshape(height, 3 * width)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
 
 
 def show(figure: Figure, alt: str | None = None) -> None:

@@ -47,6 +47,13 @@ LOOKS = {
     "MERIT column only": Look("#003f5c", "d"),
     "MERIT l2": Look("#a05a00", "*"),
     "MERIT paper variant": Look("#2f6b2f", "H"),
+    # Variants, as evidence.variant names them: a marker a change, a shade of the optimizer's colour.
+    "AdamW + QK-norm": Look("#6fb3d9", "D"),
+    "LAMB + QK-norm": Look("#f2b45a", "D"),
+    "MERIT + QK-norm": Look("#5fcfb0", "D"),
+    "AdamW + QK-clip": Look("#014a73", "v"),
+    "LAMB + fused QKV": Look("#8f5d00", "8"),
+    "MERIT + fused QKV": Look("#015f48", "8"),
 }
 # What decided an element's trust ratio; the shares of the first four add up to 1. Not the optimizers' colours.
 PARTS = {
@@ -112,6 +119,7 @@ class Panel:
         self.ax, self._artists, self._used = ax, {}, set()
         self.version = 0  # counts the changes of what belongs to the ground
         self._shown, self._finished, self._headroom = {}, False, False
+        self._settled = {}  # "x" and "y" -> what _axis has set
         self._reset()
         ax.set_facecolor(GROUND)
         for side, spine in ax.spines.items():
@@ -261,6 +269,9 @@ class Panel:
                 limits = [limits[0] - extra if below else was[0], limits[1] + extra if above else was[1]]
             elif limits[1] - limits[0] > 0.6 * (was[1] - was[0]):
                 limits = was
+        now = axis.get_view_interval().tolist()
+        if self._settled.get(axis.axis_name) == (scale, *limits, ticks, now):
+            return  # setting limits and ticks anew is a quarter of the time that a live picture takes
         if axis.get_scale() != scale:
             (self.ax.set_xscale if axis.axis_name == "x" else self.ax.set_yscale)(scale)
         low, high = back(limits[0]), back(limits[1])
@@ -269,6 +280,7 @@ class Panel:
         if axis.axis_name == "y":
             axis.grid(True, color=GRID, linewidth=0.8)
             self.ax.set_axisbelow(True)
+        self._settled[axis.axis_name] = (scale, *limits, ticks, axis.get_view_interval().tolist())
 
 
 def _ticks(axis, scale, low, high, ticks):
@@ -303,20 +315,41 @@ class Drawing:
 
     def __init__(self, figure, kind, panels):
         self.figure, self.kind, self.panels = figure, kind, panels
-        self._ground = None
+        self._canvas, self._layers, self._ground = None, {}, None
 
     def paint(self, canvas, again: bool = False) -> None:
-        """Draw everything on an Agg canvas. again: reuse the ground of the last time, if it is still the same."""
-        state = [panel.ground() for panel in self.panels]
-        if again and self._ground is not None and self._ground[0] == state and self._ground[1] is canvas:
-            canvas.restore_region(self._ground[2])
+        """Draw everything on an Agg canvas. again: reuse what the ground of the last time has in common with this."""
+        if again:
+            self._lay_ground(canvas)
         else:
             canvas.draw()
-            if again:
-                self._ground = (state, canvas, canvas.copy_from_bbox(self.figure.bbox))
         for panel in self.panels:
             for artist in panel.moving():
                 panel.ax.draw_artist(artist)
+
+    def _lay_ground(self, canvas):
+        """Put the ground on the canvas. Each panel's part, and what belongs to none, is kept as a picture of its own:
+        mostly one panel changes, and words are slow. Together they are the darkest of each pixel: all is ink on white.
+        """
+        if self._canvas is not canvas:
+            self._canvas, self._layers, self._ground = canvas, {}, None
+        renderer = canvas.get_renderer()
+        page = np.asarray(renderer.buffer_rgba())  # (height, width, 4)
+        axes = {panel.ax: panel.ground() for panel in self.panels}
+        parts = [([ax], state) for ax, state in axes.items()]
+        ground = {self.figure.patch, *axes}
+        parts.append(([part for part in self.figure.get_children() if part not in ground], None))
+        for key, (artists, state) in enumerate(parts):
+            if key in self._layers and self._layers[key][0] == state:
+                continue
+            page[:] = 255
+            for artist in sorted(artists, key=lambda artist: artist.get_zorder()):
+                artist.draw(renderer)
+            self._layers[key] = (state, page.copy())
+            self._ground = None
+        if self._ground is None:
+            self._ground = np.minimum.reduce([picture for _, picture in self._layers.values()])
+        page[:] = self._ground
 
     def describe(self, what: str, numbers: str = "") -> Figure:
         """Give the figure its alternative text: what it shows, then what the data says. Returns the figure.
@@ -380,7 +413,7 @@ def _legend_shape(labels, width):
         lines = math.ceil(len(labels) / columns)
         longest = [max(map(len, labels[i : i + lines])) for i in range(0, len(labels), lines)]
         if columns == 1 or sum(0.6 + 0.078 * n for n in longest) <= width - 0.9:
-            return columns, lines
+            return math.ceil(len(labels) / lines), lines  # no more columns than were measured
     return 0, 0
 
 

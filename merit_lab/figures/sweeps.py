@@ -33,37 +33,60 @@ def table(runs) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def sweep_lr(runs, *, figure: Figure | None = None) -> Figure:
+def best_of_each(data: pd.DataFrame) -> pd.DataFrame:
+    """Of a `table`: for each optimizer at each batch size the runs at the learning rate with the best mean over its
+    seeds; all of them where every rate lost a seed.
+    """
+    chosen = []
+    for _, group in data.groupby(["optimizer", "batch_size"], sort=False):
+        means = group.groupby("lr").val_loss.mean()
+        chosen.append(group[group.lr == means.idxmin()] if np.isfinite(means.min()) else group)
+    return pd.concat(chosen)
+
+
+def sweep_lr(runs, *, loss_to: float | None = None, figure: Figure | None = None) -> Figure:
     """Final validation loss and peak attention logit against learning rate, a colour an optimizer, a column of
     panels a batch size. Seeds: mean, range as a band. Diverged runs stand as crosses at the top; the best rate of
     each optimizer is ringed.
+
+    Args:
+        loss_to: where the loss axis ends, for runs so far above the others that these could not be told apart; what
+            ends above leaves the picture, and the alternative text counts it.
     """
     data = table(runs)
     batches = sorted(data.batch_size.unique())
     side_by_side = len(batches) == 1
     rows, columns = (1, 2) if side_by_side else (2, len(batches))
     names = list(dict.fromkeys(data.optimizer))
+    seen, top = data, None
+    if loss_to is not None:
+        seen = data[data.diverged | (data.val_loss <= loss_to)]
+        if seen.diverged.all():
+            raise InputError(f"loss_to: got {loss_to!r}, below the loss of every run; give a larger one or None")
+        if len(seen) < len(data):  # room for the crosses above
+            low = seen.val_loss.min()
+            top = loss_to + (0.2 * (loss_to - low) if data.diverged.any() else 0)
     page = drawing(figure, "sweep lr", rows, columns, size=(WIDTH, 3.6 if side_by_side else 5.6),
                    legend=_legend(names, data, "best rate"), wspace=0.75 if side_by_side else 0.6)  # fmt: skip
     words = []
     for i, batch in enumerate(batches):
         part = data[data.batch_size == batch]
         panels = page.panels[i], page.panels[columns * (rows - 1) + i + side_by_side]
-        best = _against(panels, part, names, "lr", ring=True, of=data)
+        best = _against(panels, part, names, "lr", ring=True, of=seen, name_threshold=side_by_side or i == 0)
         title = f"batch of {batch} sequences"
         panels[0].words(f"final validation loss, {title}" if side_by_side else title,
                         "learning rate" if side_by_side else "", LOSS if i == 0 else "")  # fmt: skip
         panels[1].words("peak max attention logit" if side_by_side else "", "learning rate",
                         "peak |q·k / √d|" if i == 0 else "")  # fmt: skip
-        panels[0].see(data.lr, data.val_loss)  # one scale for every batch size
+        panels[0].see(data.lr, seen.val_loss)  # one scale for every batch size
         panels[1].see([], data.peak_logit)
-        for panel in panels:
-            panel.finish(x="log", y="log" if panel is panels[1] else "auto")
+        panels[0].finish(x="log", y="auto" if top is None else "linear", y_to=top)
+        panels[1].finish(x="log", y="log")
         words.append(f"Best at batch {batch}: {join(best)}.")
     return page.describe(
         f"Final validation loss and peak attention logit against learning rate for {join(names)}; diverged runs are "
         "crosses at the top.",
-        f"{' '.join(words)} {_lost(data)}",
+        f"{' '.join(words)} {_lost(data)}{_above(data, loss_to)}",
     )
 
 
@@ -73,11 +96,7 @@ def sweep_batch(runs, *, figure: Figure | None = None) -> Figure:
     """
     data = table(runs)
     names = list(dict.fromkeys(data.optimizer))
-    chosen = []
-    for _, group in data.groupby(["optimizer", "batch_size"], sort=False):
-        means = group.groupby("lr").val_loss.mean()
-        chosen.append(group[group.lr == means.idxmin()] if np.isfinite(means.min()) else group)
-    part = pd.concat(chosen)
+    part = best_of_each(data)
     page = drawing(figure, "sweep batch", 1, 2, size=(WIDTH, 3.6), legend=_legend(names, part, None))
     _against(page.panels, part, names, "batch_size", ring=False)
     page.panels[0].words("final validation loss, best rate of each", "batch (sequences)", LOSS)
@@ -141,33 +160,56 @@ def ladder(runs, *, figure: Figure | None = None) -> Figure:
     )
 
 
-def loss_against_logit(runs, *, figure: Figure | None = None) -> Figure:
-    """Every run as a point: peak max attention logit across, final validation loss up. Diverged runs at the top."""
+def loss_against_logit(
+    runs, *, joined: bool = False, up_to: float | None = None, figure: Figure | None = None
+) -> Figure:
+    """Every run as a point: peak max attention logit across, final validation loss up. Diverged runs at the top.
+
+    Args:
+        joined: join the learning rates of each optimizer, rising, at the means over their seeds: along such a line
+            the optimizer is the same, between lines it is not.
+        up_to: where the logit's axis ends; the title says how many runs lie beyond.
+    """
     data = table(runs)
     names = list(dict.fromkeys(data.optimizer))
-    page = drawing(figure, "loss against logit", size=(WIDTH, 4.0), legend=_legend(names, data, None, line=""))
+    beyond = data[data.peak_logit > up_to] if up_to else data[:0]
+    seen = data.drop(beyond.index)
+    page = drawing(figure, f"loss against logit {joined}", size=(WIDTH, 4.0),
+                   legend=_legend(names, seen, None, line="-" if joined else ""))  # fmt: skip
     panel = page.panels[0]
     for name in names:
         part = data[(data.optimizer == name) & ~data.diverged]
         look = style.look(name)
-        panel.line(name, part.peak_logit, part.val_loss, color=look.color, marker=look.marker, linestyle="",
-                   markersize=7, markeredgecolor="white")  # fmt: skip
-    _crosses(panel, data, names, "peak_logit")
+        panel.line(name, part.peak_logit, part.val_loss, in_view=False, color=look.color, marker=look.marker,
+                   linestyle="", markersize=7, markeredgecolor="white", markeredgewidth=0.6, zorder=3)  # fmt: skip
+        if joined:
+            rates = part[part.peak_logit > 0].assign(peak_logit=lambda rows: np.log(rows.peak_logit)).groupby("lr")
+            path = rates[["peak_logit", "val_loss"]].mean()
+            panel.line((name, "path"), np.exp(path.peak_logit), path.val_loss, in_view=False, color=look.color,
+                       linewidth=1.3, alpha=0.7)  # fmt: skip
+    panel.see(seen.peak_logit, seen.val_loss)
+    _crosses(panel, seen, names, "peak_logit")
     panel.keep("threshold", panel.ax.axvline(THRESHOLD, color=INK, linewidth=1, linestyle=(0, (5, 3))))
     panel.see([THRESHOLD], [])
-    panel.words("each run a point", f"peak max attention logit (dashed: {THRESHOLD}, as in the paper)", f"final {LOSS}")
+    title = "each run a point" + ("; lines join the learning rates of one optimizer" if joined else "")
+    panel.words(title + (f"; {len(beyond)} runs lie beyond" if len(beyond) else ""),
+                f"peak max attention logit (dashed: {THRESHOLD}, as in the paper)", f"final {LOSS}")  # fmt: skip
     panel.finish(x="log", y="auto")
     good = data[~data.diverged & data.peak_logit.notna()]
     words = ""
     if len(good) > 2:
         rank = good.peak_logit.rank().corr(good.val_loss.rank())
         words = f"Rank correlation of the two over {len(good)} runs: {rank:.2f}. "
+    if len(beyond):
+        words += f"{len(beyond)} have a logit beyond {say(up_to)} and are not in view. "
     return page.describe(
-        f"Final validation loss against peak attention logit, a point a run, for {join(names)}.", words + _lost(data)
+        f"Final validation loss against peak attention logit, a point a run, for {join(names)}"
+        + (", the learning rates of each joined." if joined else "."),
+        words + _lost(data),
     )
 
 
-def _against(panels, data, names, key, ring, of=None) -> list[str]:
+def _against(panels, data, names, key, ring, of=None, name_threshold=True) -> list[str]:
     """Loss and logit against a column of the table; returns what is best of each optimizer, in words.
 
     of: the table whose losses decide where the top is.
@@ -187,7 +229,7 @@ def _against(panels, data, names, key, ring, of=None) -> list[str]:
             if ring and quantity == "val_loss":
                 words.append(_ring(panel, part, name, key, look))
     _crosses(panels[0], data, names, key, of)
-    panels[1].level("threshold", THRESHOLD, f"{THRESHOLD}, as in the paper")
+    panels[1].level("threshold", THRESHOLD, f"{THRESHOLD}, as in the paper" if name_threshold else f"{THRESHOLD}")
     return words
 
 
@@ -228,6 +270,15 @@ def _legend(names, data, ring, line="-"):
     if data.diverged.any():
         items.append(("diverged (at the top)", handle("white", "X", "", size=9, markeredgecolor=INK)))
     return items
+
+
+def _above(data, loss_to) -> str:
+    """How many runs end above the picture, in words."""
+    out = data[~data.diverged & (data.val_loss > loss_to)] if loss_to is not None else data[:0]
+    if out.empty:
+        return ""
+    count = out.groupby("optimizer", sort=False).size()
+    return f" Above {say(loss_to)} and out of the picture: {join(f'{n} of {name}' for name, n in count.items())}."
 
 
 def _lost(data):
