@@ -204,6 +204,8 @@ def test_it_fits_at_both_widths_and_in_both_themes(opened, width, theme):
         if folder := os.environ.get("MERIT_LAB_SCREENSHOTS"):
             Path(folder).mkdir(parents=True, exist_ok=True)
             name = f"{notebook}-{i}-{width}-{theme.split()[-1].lower()}.png"
+            page.set_viewport_size({"width": width, "height": 2400})  # or what scrolls out of sight would be missing
+            widget.scroll_into_view_if_needed()
             page.locator(".jp-OutputArea-output", has=widget).last.screenshot(path=Path(folder) / name)
     page.set_viewport_size({"width": WIDE, "height": 1000})
 

@@ -144,6 +144,19 @@ def test_slow_pictures_leave_the_processor_alone():
     assert 1 <= len(drawn) <= (time.monotonic() - started) / 0.5 + 1
 
 
+def test_the_renderer_says_when_it_would_draw_at_once():
+    released = threading.Event()
+    renderer = Renderer(lambda: released.wait(10), rate=0.001)
+    assert renderer.ready()
+    renderer.request()
+    assert not renderer.ready()  # it draws
+    released.set()
+    assert renderer.flush()
+    assert not renderer.ready()  # and must rest
+    renderer.close()
+    assert not renderer.ready()
+
+
 def test_the_last_request_is_always_answered():
     seen, state = [], [0]
     renderer = Renderer(lambda: seen.append(state[0]), rate=50)

@@ -32,7 +32,7 @@ def drawn(monkeypatch):
 
 
 def striped_model(fused=False):
-    """Two layers, two heads; in layer 2 row 3 and column 12 of W_Q stand out."""
+    """Two layers, two heads; in layer 1 row 3 and column 12 of W_Q stand out."""
     torch.manual_seed(0)
     model = GPT2(GPT2Config(block_size=8, vocab_size=7, n_layer=2, n_head=2, n_embd=24, fused_qkv=fused))
     with torch.no_grad():
@@ -51,7 +51,7 @@ def training():
 
 def test_a_model_is_shown_with_its_control(drawn):
     model = striped_model()
-    widget = WeightPatterns(model, layer=2)
+    widget = WeightPatterns(model, layer=1)
     query, key = drawn[-1]
     attention = model.blocks[1].attention
     np.testing.assert_array_equal(query.weight, attention.query.weight.detach())
@@ -61,7 +61,7 @@ def test_a_model_is_shown_with_its_control(drawn):
     assert query.pattern.columns.outliers == [11]
     assert query.pattern.rows.similarity == probes.similarity(attention.query.weight)
     assert query.control_pattern.rows.similarity == probes.similarity(torch.from_numpy(query.control))
-    assert "Layer 2, 2 heads of 12 rows." in widget.alt
+    assert "Layer 1, 2 heads of 12 rows." in widget.alt
     assert "outlier column 12" in widget.alt
     assert "W_K: " in widget.alt
     assert f"{query.pattern.columns.similarity:.2f} within columns" in widget.alt
@@ -82,9 +82,9 @@ def test_without_a_step_the_ratios_are_not_claimed(drawn):
 
 def test_controls(drawn):
     widget = WeightPatterns(striped_model())
-    assert widget.layer.value == 1
+    assert widget.layer.value == 0
     first = drawn[-1][0]
-    widget.layer.value = 2
+    widget.layer.value = 1
     assert widget.frames == 2
     assert drawn[-1][0].weight.max() > first.weight.max() * 5
     control = drawn[-1][0].control
@@ -99,7 +99,7 @@ def test_controls(drawn):
 
 def test_the_table_holds_the_probes_numbers():
     model = striped_model()
-    widget = WeightPatterns(model, layer=2)
+    widget = WeightPatterns(model, layer=1)
     found = probes.pattern(model.blocks[1].attention.query.weight, 2)
     for words in (f"{found.norm_gap:.3f}", f"{found.rows.similarity:.2f}", f"{found.rows.max.max():.4g}", ">12<"):
         assert words in widget.table.value
@@ -137,7 +137,7 @@ def test_fused_matrices_share_their_ratios(drawn):
     tokens = torch.randint(0, 7, (2, 9))
     model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())[1].backward()
     optimizer.step()
-    widget = WeightPatterns(SimpleNamespace(model=model, optimizer=optimizer), layer=2)
+    widget = WeightPatterns(SimpleNamespace(model=model, optimizer=optimizer), layer=1)
     weight = model.blocks[1].attention.qkv.weight.detach()
     state = optimizer.state[model.blocks[1].attention.qkv.weight]
     direction = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-6) + 0.1 * weight
@@ -164,7 +164,7 @@ def test_a_table_of_tensors(drawn):
     widget = WeightPatterns({"query": torch.eye(6), "key": torch.ones(6, 4)}, n_head=3)
     assert drawn[-1][0].pattern.head_boundaries == [2, 4]
     assert drawn[-1][1].weight.shape == (6, 4)
-    assert widget.layer.max == 1
+    assert widget.layer.max == 0
     widget.close()
 
 
@@ -181,8 +181,8 @@ def test_sizes_from_one_to_many(size):
     ("arguments", "words"),
     [
         (({"query": torch.ones(2, 2)},), "names query"),
-        ((striped_model(), 3), "layer: got 3, expected a whole number from 1 to 2"),
-        ((striped_model(), 0), "layer: got 0"),
+        ((striped_model(), 2), "layer: got 2, expected a whole number from 0 to 1"),
+        ((striped_model(), -1), "layer: got -1"),
         ((3,), "got int"),
     ],
 )
@@ -200,7 +200,7 @@ def test_weights_that_diverged_are_named_and_the_last_picture_stays():
     with torch.no_grad():
         model.blocks[0].attention.key.weight[0, 0] = float("nan")
     widget.again.click()
-    assert "weights of layer 1: it holds a NaN" in widget.status.value
+    assert "weights of layer 0: it holds a NaN" in widget.status.value
     assert widget.picture.value == picture
     widget.close()
 
@@ -214,7 +214,7 @@ def test_saved_notebooks_show_the_picture_and_close_leaves_nothing():
     assert metadata["image/png"]["alt"] == widget.alt
     widget.close()
     assert len(ipywidgets.widgets.widget._instances) == before
-    widget.layer.value = 2
+    widget.layer.value = 1
     assert widget.frames == 1
 
 

@@ -425,8 +425,8 @@ def test_a_large_matrix_is_shown_in_part_and_computed_whole(drawn, fused):
     tokens = torch.randint(0, 7, (2, 9))
     model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())[1].backward()
     widget = OptimizerXRay(["LAMB", "MERIT"], run=model, weight_decay=0.1)
-    assert list(widget.source.options)[:4] == ["layer 1, W_Q", "layer 1, W_K", "layer 2, W_Q", "layer 2, W_K"]
-    widget.source.value = "layer 2, W_K"
+    assert list(widget.source.options)[:4] == ["layer 0, W_Q", "layer 0, W_K", "layer 1, W_Q", "layer 1, W_K"]
+    widget.source.value = "layer 1, W_K"
     weight = model.blocks[1].attention.query_key_value_weights()[1].detach()
     attention = model.blocks[1].attention
     grad = attention.qkv.weight.grad[40:80] if fused else attention.key.weight.grad
@@ -456,9 +456,9 @@ def test_weights_without_gradients_get_random_ones_and_it_is_said():
     assert "gradient is random" in widget.hint.value
     first = widget.gradient(1)
     assert first.std().item() == pytest.approx(1, rel=0.1)
-    widget.source.value = "layer 1, W_K"
+    widget.source.value = "layer 0, W_K"
     assert not torch.equal(widget.gradient(1), first)
-    widget.source.value = "layer 1, W_Q"
+    widget.source.value = "layer 0, W_Q"
     assert torch.equal(widget.gradient(1), first)
     assert widget.weight_text.disabled
     widget.source.value = "your own entries"  # begins with something that can be typed over

@@ -122,10 +122,13 @@ def inherent(
         words.append(f"{label} {say(rises[max(rises)])} nats at batch {max(rises)}")
     for i, (label, scale) in enumerate((scales or {}).items()):
         if math.isfinite(scale):
+            room = {"ha": "right", "xytext": (-4, 0)}
+            if scale < math.sqrt(batches[0] * batches[-1]):  # then there is more of it at the right
+                room = {"ha": "left", "xytext": (4, 0)}
             measured.keep(label, measured.ax.axvline(scale, color=INK, linewidth=1.2, linestyle=style.LINES[1 + i % 3]))
             measured.keep((label, "text"), measured.ax.annotate(
                 f"{label}: {say(scale, 2)}", (scale, 0.97 - 0.08 * i), xycoords=("data", "axes fraction"),
-                xytext=(-4, 0), textcoords="offset points", ha="right", va="top", fontsize=8.5, color=INK,
+                textcoords="offset points", va="top", fontsize=8.5, color=INK, **room,
             ))  # fmt: skip
             measured.see([scale], [])
     for i, (label, losses) in enumerate(model.items()):

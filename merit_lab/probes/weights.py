@@ -221,7 +221,7 @@ def query_key_weights(source: Any, n_head: int | None = None) -> list[QueryKey]:
         pairs = _pairs_by_name(tensors)
     found = []
     for layer, (query, key) in enumerate(pairs):
-        query, key = (_matrix(w, f"weights of layer {layer + 1}").float().cpu().clone() for w in (query, key))
+        query, key = (_matrix(w, f"weights of layer {layer}").float().cpu().clone() for w in (query, key))
         if heads < 1 or query.shape[0] % heads or key.shape[0] % heads:
             raise InputError(f"n_head: got {heads}, expected a divisor of the {query.shape[0]} rows of W_Q")
         found.append(QueryKey(query, key, heads))

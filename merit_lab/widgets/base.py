@@ -70,6 +70,12 @@ class Renderer:
         self.thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._pending = self._busy = self._closed = False
+        self._earliest = 0.0  # on time.monotonic's clock: when the next picture may be drawn
+
+    def ready(self) -> bool:
+        """Whether a request would be answered at once."""
+        with self._wake:
+            return not (self._pending or self._busy or self._closed) and time.monotonic() >= self._earliest
 
     def request(self) -> None:
         """A picture soon. Does nothing after close()."""
@@ -95,7 +101,6 @@ class Renderer:
         _join(thread)
 
     def _run(self):
-        earliest = 0.0  # on time.monotonic's clock
         while True:
             with self._wake:
                 if not self._wake.wait_for(lambda: self._closed or self._pending, self.idle) or self._closed:
@@ -103,7 +108,7 @@ class Renderer:
                     self._wake.notify_all()
                     return
                 # Further requests do not end this wait: its condition is about closing.
-                if self._wake.wait_for(lambda: self._closed, max(0.0, earliest - time.monotonic())):
+                if self._wake.wait_for(lambda: self._closed, max(0.0, self._earliest - time.monotonic())):
                     continue
                 self._pending, self._busy = False, True
             started = time.monotonic()
@@ -111,8 +116,8 @@ class Renderer:
                 self.draw()
             finally:
                 took = time.monotonic() - started
-                earliest = started + max(1 / self.rate, took / self.share)
                 with self._wake:
+                    self._earliest = started + max(1 / self.rate, took / self.share)
                     self._busy = False
                     self._wake.notify_all()
 

@@ -4,8 +4,9 @@
     LiveTraining(runs.read_many("data/runs"))
 
 A worker thread takes a step of each, in turn, and only keeps the records. The renderer of LabWidget draws what there
-is, a few times a second at most. Pause is not taking the next step: the thread ends, and Run starts another that goes
-on. Stop ends the trainings and leaves the picture.
+is, a few times a second at most, and the worker waits for it: matplotlib holds Python's lock while it draws, and a
+step that has to fight for the lock takes longer than the picture. Pause is not taking the next step: the thread ends,
+and Run starts another that goes on. Stop ends the trainings and leaves the picture.
 """
 
 import math
@@ -97,8 +98,8 @@ class LiveTraining(LabWidget):
         state: "ready", "running", "paused", "stopped", "done" or "failed".
     """
 
-    budget = 0.04  # share of a run's time that may go into its pictures: matplotlib holds Python's lock, so that
-    start = 0.2  # training all but stands still meanwhile. And seconds on top, so that a short run is seen as well.
+    budget, limit = 0.03, 0.04  # share of a run's time that its pictures may take, after the first; the larger one
+    patience = 3.0  # where there was none for so many seconds
 
     def __init__(self, recipes: Iterable[Recipe | Run] | Recipe | Run | None = None):
         self.runs = [Lane(source) for source in _checked(recipes)]
@@ -109,7 +110,8 @@ class LiveTraining(LabWidget):
         self._started = False  # whether the lanes are open
         self._stop, self._pause = threading.Event(), threading.Event()
         self._rounds: deque[float] = deque(maxlen=20)  # seconds of the latest steps
-        self._began, self._spent = (0.0, 0.0), 0.0  # clocks when this stretch of running began; seconds of its pictures
+        self._began, self._spent = 0.0, 0.0  # when this stretch of running began; seconds of its pictures
+        self._drawn = self._told = -math.inf  # when the latest picture and the latest line of progress were made
         self._sent = None  # what the renderer has put into the time slider
         self._link = None
         super().__init__(self._controls())
@@ -141,10 +143,12 @@ class LiveTraining(LabWidget):
         }  # fmt: skip
         live = [lane for lane in self.runs if not lane.recorded]
         labels = [curve.label for curve in figures.curves(self.runs)]
+        # One width for the names of all sliders, so that these stand in line where there is room for one a row.
+        aligned = _wide(f"{0.55 * (len('lr ') + max(map(len, labels))) + 0.6:.1f}em")
         self.rates = [
             ipywidgets.FloatLogSlider(
                 value=lane.recipe.lr, base=10, min=_log10(lane.recipe.lr) - 2, max=_log10(lane.recipe.lr) + 2,
-                step=0.05, description=f"lr {label}", continuous_update=False, readout_format=".2g", **_wide(),
+                step=0.05, description=f"lr {label}", continuous_update=False, readout_format=".2g", **aligned,
             )
             for lane, label in zip(self.runs, labels, strict=True)
             if not lane.recorded
@@ -153,7 +157,7 @@ class LiveTraining(LabWidget):
         if live and not any(lane.recorded for lane in self.runs):
             self.batch = ipywidgets.SelectionSlider(
                 options=_batch_sizes(live[0].recipe), value=live[0].recipe.batch_size, description="batch",
-                continuous_update=False, **_wide(),
+                continuous_update=False, **aligned,
             )  # fmt: skip
         self.tensor = ipywidgets.Dropdown(options=[_ALL], description="ratios of", **_wide())
         self.progress = ipywidgets.HTML(layout={"width": "100%", "margin": "2px 0"})
@@ -271,7 +275,7 @@ class LiveTraining(LabWidget):
             function = partial(self._train, None if self._started else self.plan(), limit)
         self._stop.clear()
         self._pause.clear()
-        before, self._began, self._spent = self.state, _clocks(), 0.0
+        before, self._began, self._spent, self._drawn = self.state, _now(), 0.0, -math.inf
         self._enter(RUNNING)
         if not self.work(function):
             self._enter(before)
@@ -314,7 +318,7 @@ class LiveTraining(LabWidget):
         while not self._stop.is_set():
             if self._pause.is_set() or taken == limit:
                 return PAUSED
-            started, moved = time.monotonic(), False
+            started, moved = _now(), False
             for lane in self.runs:
                 if self._stop.is_set():
                     return STOPPED
@@ -323,14 +327,23 @@ class LiveTraining(LabWidget):
                 return DONE
             taken += 1
             self.position += 1
-            self._rounds.append(time.monotonic() - started)
+            self._rounds.append(_now() - started)
             if self.position >= self.n_steps:
                 return DONE
-            # On a busy machine the clock runs on while neither training nor pictures do.
-            elapsed = min(now - began for now, began in zip(_clocks(), self._began, strict=True))
-            if self._spent <= self.start + self.budget * elapsed:
-                self.request()
+            if taken != limit and not self._pause.is_set():  # the end of a stretch is drawn by _rest
+                self._show_now_and_then()
         return STOPPED
+
+    def _show_now_and_then(self):
+        """Between two steps: a picture if one is due, and in any case how far it is, a few times a second."""
+        now = _now()
+        share = self.budget if now - self._drawn < self.patience else self.limit
+        if self._spent <= share * (now - self._began) and self.renderer.ready():
+            self.request()
+            self.renderer.flush()
+        elif now - self._told >= 1 / self.rate:
+            self._told = now
+            self._tell(self._time_left(self.position))
 
     def _replay(self, limit):
         state, stride = STOPPED, limit or _stride(self.n_steps)
@@ -394,9 +407,9 @@ class LiveTraining(LabWidget):
 
     def refresh(self) -> None:
         """Draw now and show it. What it takes counts against the budget of the run that goes on."""
-        began = time.thread_time()
+        began = self._drawn = _now()
         super().refresh()
-        self._spent += time.thread_time() - began
+        self._spent += _now() - began
 
     def draw(self) -> Figure:
         """The dashboard as it is now."""
@@ -487,10 +500,10 @@ def _seconds(seconds):
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def _clocks():
-    """Seconds on the clock, and of this process's processor time."""
-    return time.monotonic(), time.process_time()
+def _now():
+    """Seconds on a clock."""
+    return time.monotonic()
 
 
-def _wide():
-    return {"style": {"description_width": "initial"}, "layout": {"width": "330px", "max_width": "100%"}}
+def _wide(name="initial"):
+    return {"style": {"description_width": name}, "layout": {"width": "330px", "max_width": "100%"}}

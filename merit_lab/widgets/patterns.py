@@ -42,21 +42,21 @@ class WeightPatterns(LabWidget):
 
     Args:
         run: a live Training, a Run that kept weights, a GPT2, or a table of tensors (see query_key_weights).
-        layer: the one to begin with, from 1.
+        layer: the one to begin with, from 0 as in all figures and in `model.blocks`.
         n_head: heads a layer, for a table of tensors, which does not say.
 
     Raises InputError for a run without weights, or a layer that is not there.
     """
 
-    def __init__(self, run, layer: int = 1, *, n_head: int | None = None):
+    def __init__(self, run, layer: int = 0, *, n_head: int | None = None):
         self.run, self.n_head = run, n_head
         self._pairs = query_key_weights(run, n_head)
         n_layer = len(self._pairs)
-        if isinstance(layer, bool) or not isinstance(layer, int) or not 1 <= layer <= n_layer:
-            raise InputError(f"layer: got {layer!r}, expected a whole number from 1 to {n_layer}")
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < n_layer:
+            raise InputError(f"layer: got {layer!r}, expected a whole number from 0 to {n_layer - 1}")
         narrow = {"description_width": "initial"}
         self.layer = ipywidgets.IntSlider(
-            value=layer, min=1, max=n_layer, description="Layer", continuous_update=False, style=narrow
+            value=layer, min=0, max=n_layer - 1, description="Layer", continuous_update=False, style=narrow
         )
         self.seed = ipywidgets.BoundedIntText(
             value=0, min=0, max=2**31 - 1, description="Shuffle", style=narrow, layout={"width": "150px"}
@@ -82,9 +82,8 @@ class WeightPatterns(LabWidget):
 
     def looks(self) -> list[Look]:
         """What is shown of W_Q and of W_K in the layer chosen."""
-        layer = self.layer.value - 1
-        pair = self._pairs[layer]
-        ratios = ratio_over_bound(self.run, layer) or (None, None)
+        pair = self._pairs[self.layer.value]
+        ratios = ratio_over_bound(self.run, self.layer.value) or (None, None)
         return [
             _look(name, weight, pair, self.seed.value, ratio)
             for name, weight, ratio in zip(("W_Q", "W_K"), (pair.query, pair.key), ratios, strict=True)
@@ -107,7 +106,7 @@ class WeightPatterns(LabWidget):
         ]
         rows = looks[0].weight.shape[0]
         heads = f"{n_head} heads of {rows // n_head} rows" if n_head > 1 else "1 head"
-        title = f"layer {self.layer.value} of {self.layer.max}, {heads}"
+        title = f"layer {self.layer.value} (of {len(self._pairs)}, counted from 0), {heads}"
         about = [f"Layer {self.layer.value}, {heads}.", "Similarity of |w|, 0 is chance, 1 is equal:"]
         about += [*map(_sentence, looks), _ratios_sentence(looks)]
         figure = matrices.pattern_maps(pictures, title=title, about=" ".join(about))

@@ -770,7 +770,7 @@ def _from_run(run) -> dict[str, tuple[Tensor, Tensor, str]]:
                 hint = "Moments start at 0. The gradient is random: none is kept with these weights."
             else:
                 grad = grads[place]
-            found[f"layer {layer + 1}, {name}"] = (weight, grad, hint)
+            found[f"layer {layer}, {name}"] = (weight, grad, hint)
     return found
 
 
