@@ -439,7 +439,15 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_table(undisturbed
 def test_ctrl_c_keeps_what_is_complete(undisturbed):
     folder, environment, *_ = undisturbed
     asked = command(folder / "small.toml", "--out", folder / "stopped", "--workers", 2)
-    process = subprocess.Popen(asked, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        asked,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where these tests run in the background of a script, Ctrl-C is ignored unless asked for.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     for line in process.stderr:
         if "3/" in line:
             break
