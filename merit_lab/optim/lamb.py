@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .ratios import l2_norm, quotient, trust_ratio
-from .traced import Traced, check_bool, check_positive_or_none
+from .traced import Traced, check_bool, check_fused, check_positive_or_none
 
 
 class LAMBStep(NamedTuple):
@@ -104,6 +104,8 @@ class LAMB(Traced):
         eps: ε ≥ 0.
         weight_decay: λ ≥ 0.
         bias_correction, max_weight_norm, always_adapt, decay_in_ratio: see the top of this file.
+        fused: take the fused step (fast.py): the same numbers up to rounding, several times faster. "auto" takes it for
+            tensors that are large enough to gain, True for small ones too, False never; see `fast.takes`.
         maximize: climb instead of descend.
         skip_nonfinite: leave out a step whose gradients hold a NaN or an infinity (see `Traced`).
     """
@@ -120,6 +122,7 @@ class LAMB(Traced):
         *,
         always_adapt=True,
         decay_in_ratio=True,
+        fused="auto",
         maximize=False,
         skip_nonfinite=False,
     ):
@@ -132,6 +135,7 @@ class LAMB(Traced):
             "max_weight_norm": max_weight_norm,
             "always_adapt": always_adapt,
             "decay_in_ratio": decay_in_ratio,
+            "fused": fused,
         }
         super().__init__(params, defaults, maximize=maximize, skip_nonfinite=skip_nonfinite)
 
@@ -141,4 +145,6 @@ class LAMB(Traced):
         "max_weight_norm": check_positive_or_none,
         "always_adapt": check_bool,
         "decay_in_ratio": check_bool,
+        "fused": check_fused,
     }
+    fused_form = "lamb"

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from .ratios import NORMS, quotient, trust_ratio
-from .traced import Traced, check_bool, check_one_of
+from .traced import Traced, check_bool, check_fused, check_one_of
 
 VARIANTS = ("official", "paper")
 RATIOS = ("element", "row", "column", "weight")
@@ -168,6 +168,8 @@ class MERIT(Traced):
         weight_decay: λ ≥ 0. Inside the ratios it acts at rate η whatever its size: with g = 0, w shrinks by η w.
         variant: "official" or "paper", see the top of this file.
         norm, ratio, bound, clip: switches that take MERIT apart, see the top of this file.
+        fused: take the fused step (fast.py): the same numbers up to rounding, several times faster. "auto" takes it for
+            tensors that are large enough to gain, True for small ones too, False never; see `fast.takes`.
         maximize: climb instead of descend.
         skip_nonfinite: leave out a step whose gradients hold a NaN or an infinity (see `Traced`).
     """
@@ -185,6 +187,7 @@ class MERIT(Traced):
         ratio="element",
         bound=True,
         clip=True,
+        fused="auto",
         maximize=False,
         skip_nonfinite=False,
     ):
@@ -198,6 +201,7 @@ class MERIT(Traced):
             "ratio": ratio,
             "bound": bound,
             "clip": clip,
+            "fused": fused,
         }
         super().__init__(params, defaults, maximize=maximize, skip_nonfinite=skip_nonfinite)
 
@@ -209,4 +213,6 @@ class MERIT(Traced):
         "ratio": check_one_of(*RATIOS),
         "bound": check_bool,
         "clip": check_bool,
+        "fused": check_fused,
     }
+    fused_form = "merit"

@@ -27,6 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from . import fast
 from .sharded import all_finite, write
 
 HALF = (torch.float16, torch.bfloat16)
@@ -45,6 +46,7 @@ class Traced(torch.optim.Optimizer):
     counts_steps = True  # whether the step function takes `step`
     hyper_names: tuple[str, ...]  # its other keywords; a group may hold more keys, of a scheduler or a user
     checks: ClassVar[dict[str, Callable]] = {}
+    fused_form: ClassVar[str | None] = None  # which of fast.py's steps is this one's; None: it has none
 
     def __init__(self, params, defaults, *, maximize, skip_nonfinite):
         self._watched: set[Tensor] = set()
@@ -120,11 +122,28 @@ class Traced(torch.optim.Optimizer):
         if self.skip_nonfinite and not self._gradients_are_finite():
             self.skipped_steps += 1
             return loss
+        waiting = []  # sharded tensors between the two passes of the fused step: their norms travel together
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and parameter.numel() > 0:
+                if parameter.grad is None or parameter.numel() == 0:
+                    continue
+                if not self._is_watched(parameter) and fast.takes(parameter, group, self.fused_form):
+                    state = self._state_of(parameter)
+                    state["step"] += 1
+                    started = fast.start(parameter, state, group, self.fused_form)
+                    if hasattr(parameter, "placements"):
+                        waiting.append(started)
+                    else:
+                        fast.finish(started)
+                else:
                     self._step_parameter(parameter, group)
+        if waiting:
+            for started in fast.meet(waiting):
+                fast.finish(started)
         return loss
+
+    def _is_watched(self, parameter) -> bool:
+        return self._watch_all or parameter in self._watched
 
     def _gradients(self):
         return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -160,7 +179,7 @@ class Traced(torch.optim.Optimizer):
         if "master_weight" in state:
             write(state["master_weight"], result.weight)
         write(parameter, result.weight)
-        if self._watch_all or parameter in self._watched:
+        if self._is_watched(parameter):
             self._explained[parameter] = result
 
     def _state_of(self, parameter):
@@ -214,7 +233,7 @@ class Traced(torch.optim.Optimizer):
         """
         if parameter not in self._explained:
             shape = tuple(parameter.shape)
-            if not self._watch_all and parameter not in self._watched:
+            if not self._is_watched(parameter):
                 raise ValueError(f"explain: the parameter of shape {shape} is not watched; call watch() before step()")
             raise ValueError(f"explain: no step of the parameter of shape {shape} since watch(); call step() first")
         return self._explained[parameter]
@@ -287,6 +306,12 @@ def check_bool(name, value):
     """Raise ValueError unless value is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}: got {value!r}, expected True or False")
+
+
+def check_fused(name, value):
+    """Raise ValueError unless value is True, False or "auto"."""
+    if not isinstance(value, bool) and value != "auto":
+        raise ValueError(f"{name}: got {value!r}, expected True, False or 'auto'")
 
 
 def check_positive_or_none(name, value):

@@ -1,0 +1,137 @@
+/* The step of LAMB and MERIT in two passes over memory. fast_c.py compiles this file, once with REAL = float and once
+ * with REAL = double, and calls it; fast.py says what happens between the passes.
+ *
+ * A weight of `count` elements is worked on row by row, each row `columns` long (the last may be shorter). Names and
+ * lines are those of merit.py. Every product and sum is rounded by itself, as the readable step rounds it: fast_c.py
+ * forbids the compiler to contract them. So MERIT's weights come out the same, to the bit.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* |x| of finite numbers, infinities and NaN orders as the bits of |x| read as a whole number does, NaN above all. So
+ * maxima of bits keep a NaN, as torch's do, and need no ordered comparison of floating-point numbers. */
+typedef BITS __attribute__((may_alias)) bits;
+#define MAGNITUDE ((BITS)~((UNSIGNED)1 << (8 * sizeof(BITS) - 1)))
+
+typedef struct {
+    REAL beta1, rest1, beta2, rest2; /* β₁, 1 - β₁, β₂, 1 - β₂ */
+    REAL scale1, scale2;             /* LAMB's bias correction: 1 / (1 - β₁ᵗ), 1 / (1 - β₂ᵗ); 1 for MERIT */
+    REAL eps, decay;                 /* decay: λ where it is part of u, else 0 */
+    REAL sign;                       /* -1 climbs */
+    REAL largest;                    /* the largest finite number: a quotient goes no further */
+} direction_of;
+
+/* Line 3: u = m / (√v + ε) + λ w; 0 where the denominator is 0. */
+static inline REAL direction(REAL w, REAL m, REAL v, direction_of how) {
+    REAL below = SQRT(v * how.scale2) + how.eps;
+    REAL u = below != 0 ? m * how.scale1 / below : 0;
+    u = u > how.largest ? how.largest : u;
+    u = u < -how.largest ? -how.largest : u;
+    return u + how.decay * w;
+}
+
+/* Lines 1 to 3 of one row: moments in place, u into scratch. */
+static void row_direction(long n, const REAL *w, const REAL *g, REAL *restrict m, REAL *restrict v,
+                          REAL *restrict u, direction_of how) {
+    for (long j = 0; j < n; j++) {
+        REAL grad = g[j] * how.sign;
+        m[j] = how.beta1 * m[j] + how.rest1 * grad;
+        v[j] = how.beta2 * v[j] + how.rest2 * (grad * grad);
+        u[j] = direction(w[j], m[j], v[j], how);
+    }
+}
+
+static inline bits largest_in(long n, const bits *x) {
+    bits most = 0;
+    for (long j = 0; j < n; j++) {
+        bits b = x[j] & MAGNITUDE;
+        most = b > most ? b : most;
+    }
+    return most;
+}
+
+static inline void raise_to(long n, bits *restrict most, const bits *x) {
+    for (long j = 0; j < n; j++) {
+        bits b = x[j] & MAGNITUDE;
+        most[j] = b > most[j] ? b : most[j];
+    }
+}
+
+/* The first pass with max-norms: row_w and row_u take the largest |w| and |u| of each row; column_w and column_u, one
+ * line a thread, are raised to those of each column (NULL: not wanted). scratch: `columns` a thread. */
+void measure_max(long count, long columns, int threads, const REAL *w, const REAL *g, REAL *m, REAL *v,
+                 const direction_of *how, REAL *row_w, REAL *row_u, REAL *column_w, REAL *column_u, REAL *scratch) {
+    long rows = (count + columns - 1) / columns;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (long i = 0; i < rows; i++) {
+        long at = i * columns, n = count - at < columns ? count - at : columns;
+        REAL *u = scratch + THREAD * columns;
+        row_direction(n, w + at, g + at, m + at, v + at, u, *how);
+        *(bits *)(row_w + i) = largest_in(n, (const bits *)(w + at));
+        *(bits *)(row_u + i) = largest_in(n, (const bits *)u);
+        if (column_w) {
+            raise_to(n, (bits *)(column_w + THREAD * columns), (const bits *)(w + at));
+            raise_to(n, (bits *)(column_u + THREAD * columns), (const bits *)u);
+        }
+    }
+}
+
+/* A sum in a fixed order that vectorizes: eight partial sums. */
+static double squares(long n, const REAL *x) {
+    double part[8] = {0};
+    long j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (int k = 0; k < 8; k++) part[k] += (double)x[j + k] * (double)x[j + k];
+    for (; j < n; j++) part[j % 8] += (double)x[j] * (double)x[j];
+    return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+}
+
+/* The first pass with ℓ2 norms: the sums of squares of each row, in double. A row is summed by one thread, so that
+ * the result does not depend on how many there are. */
+void measure_l2(long count, long columns, int threads, const REAL *w, const REAL *g, REAL *m, REAL *v,
+                const direction_of *how, double *row_w, double *row_u, REAL *scratch) {
+    long rows = (count + columns - 1) / columns;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (long i = 0; i < rows; i++) {
+        long at = i * columns, n = count - at < columns ? count - at : columns;
+        REAL *u = scratch + THREAD * columns;
+        row_direction(n, w + at, g + at, m + at, v + at, u, *how);
+        row_w[i] = squares(n, w + at);
+        row_u[i] = squares(n, u);
+    }
+}
+
+/* The second pass: s_ij = max(row_i, column_j) (line 7; an infinite factor stands for a guard, which makes s 1),
+ * Δ = clip(s u) (line 8), w ← w - η (Δ + beside · w) (line 9; beside: λ where decay is no part of u).
+ * row: one a row, or one for all where row_stride is 0. column: one a column, or NULL. */
+void apply(long count, long columns, int threads, REAL *w, const REAL *m, const REAL *v, const direction_of *how,
+           const REAL *row, long row_stride, const REAL *column, int guards, int clip, REAL lr, REAL beside) {
+    long rows = (count + columns - 1) / columns;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (long i = 0; i < rows; i++) {
+        long at = i * columns, n = count - at < columns ? count - at : columns;
+        REAL r = row[i * row_stride], limit = clip ? 1 : INFINITY, end = guards ? how->largest : INFINITY;
+        REAL *restrict here = w + at;
+        const REAL *restrict mi = m + at, *restrict vi = v + at;
+        const direction_of d = *how; /* by value: else every store might change it, and nothing vectorizes */
+        if (column) {
+            for (long j = 0; j < n; j++) {
+                REAL c = column[j], s = c > r || c != c ? c : r; /* a NaN wins, as in torch.maximum */
+                s = c > end || r > end ? 1 : s;
+                REAL step = s * direction(here[j], mi[j], vi[j], d);
+                step = step > limit ? limit : step;
+                step = step < -limit ? -limit : step;
+                here[j] = here[j] - lr * (step + beside * here[j]);
+            }
+        } else {
+            REAL s = r > end ? 1 : r;
+            for (long j = 0; j < n; j++) {
+                REAL step = s * direction(here[j], mi[j], vi[j], d);
+                step = step > limit ? limit : step;
+                step = step < -limit ? -limit : step;
+                here[j] = here[j] - lr * (step + beside * here[j]);
+            }
+        }
+    }
+}
