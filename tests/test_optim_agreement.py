@@ -72,12 +72,16 @@ def golden_cases():
 
 @pytest.mark.parametrize("name, case", [*golden_cases()])
 def test_golden(name, case):
+    assert_golden(name, case, fused=False)
+
+
+def assert_golden(name, case, fused):
     parameters = [parameter(w) for w in case["weights"]]
     hyper = case["hyper"] | {"betas": tuple(case["hyper"]["betas"])}
     if name == "lamb":
-        optimizer = LAMB(parameters, **hyper, bias_correction=False, max_weight_norm=10.0)
+        optimizer = LAMB(parameters, **hyper, bias_correction=False, max_weight_norm=10.0, fused=fused)
     else:
-        optimizer = MERIT(parameters, **hyper)
+        optimizer = MERIT(parameters, **hyper, fused=fused)
     for grads, after in zip(case["grads"], case["after"], strict=True):
         take(optimizer, [[tensor(g) for g in grads]])
         for p, expected in zip(parameters, after, strict=True):
