@@ -9,7 +9,6 @@ data/evidence, and the ledger's table into the README. No run is made, and nothi
 import argparse
 import json
 import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from . import files, noisy_quadratic, sweep
+from . import files, noisy_quadratic, readme, sweep
 from .errors import InputError
 
 HOLDS, PART, FAILS, CANNOT = "holds", "holds in part", "does not hold here", "cannot be tested at this scale"
@@ -25,7 +24,6 @@ ANSWER = "answer"
 GUESSING = math.log(78)  # nats: what a seed that diverged counts as
 NATS, SHARE = 0.01, 0.05  # differences below these are level, whatever the spread (data/protocol.md)
 SEEDS = 3
-LEDGER = re.compile(r"<!-- ledger -->\n.*?<!-- /ledger -->", re.DOTALL)
 LARGE = 256
 THREE = ("AdamW", "LAMB", "MERIT")
 
@@ -729,11 +727,9 @@ def summary(entries: list[Entry]) -> str:
     return f"Of {count.total()} claims: " + ", ".join(f"{count[found]} {said}" for found, said in words.items())
 
 
-def in_readme(readme: str, entries: list[Entry]) -> str:
+def in_readme(text: str, entries: list[Entry]) -> str:
     """The README with the ledger between its marks."""
-    if not LEDGER.search(readme):
-        raise InputError("README.md has no place for the ledger, expected <!-- ledger --> … <!-- /ledger -->; add it")
-    return LEDGER.sub(lambda _: f"<!-- ledger -->\n{markdown(entries)}\n<!-- /ledger -->", readme)
+    return readme.replaced(text, "ledger", markdown(entries))
 
 
 def draw(folder: Path, claims: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from nbformat import NotebookNode
 
 from .errors import InputError
 from .files import repo_root, write_whole
+from .readme import replaced
 
 COMPARED_FLOOR = 0.8  # the least share of a notebook's code cells whose output nbval must compare
 SECONDS_A_CELL = 600  # far above any lesson's: ends what hangs
@@ -486,7 +487,6 @@ RULES = (
 
 # ---------------------------------------------------------------- the README's map
 
-MAP = re.compile(r"(?<=<!-- notebooks -->\n).*?(?=<!-- /notebooks -->)", re.DOTALL)
 MAP_COLUMNS = {
     "title": r"\A# (.+)",
     "question": r"\*\*([^*\n]+\?)\*\*",
@@ -516,9 +516,7 @@ def write_map(readme: Path) -> bool:
     """Put the map of all notebooks between the README's markers; says whether that changed it."""
     before = readme.read_text(encoding="utf-8")
     table = course_map(find())
-    if not MAP.search(before):
-        raise InputError(f"{readme.name}: no lines '<!-- notebooks -->' and '<!-- /notebooks -->' to write between")
-    after = MAP.sub(lambda _: table, before, count=1)
+    after = replaced(before, "notebooks", table)
     if after != before:
         write_whole(readme, after)
     return after != before

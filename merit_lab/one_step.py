@@ -8,15 +8,14 @@ import argparse
 import copy
 import json
 import sys
-import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import files
 from .optim import MERIT
+from .probes import traffic
 from .probes.attention import attention_inputs
 from .recipe import Recipe
 from .training import clip_gradients, train
@@ -92,36 +91,6 @@ def max_norm_growth(seed: int, steps: int = 128) -> float:
     return largest
 
 
-class Live(TorchDispatchMode):
-    """Counts the bytes of storages that operations have made and nobody has freed."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.most = 0
-        self._seen = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        known = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
-        result = function(*args, **kwargs or {})
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage(), known)
-        return result
-
-    def _count(self, storage, known):
-        pointer, size = storage.data_ptr(), storage.nbytes()
-        if pointer in known or pointer in self._seen or not size:
-            return
-        self._seen.add(pointer)
-        self.now += size
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._freed, pointer, size)
-
-    def _freed(self, pointer, size):
-        self._seen.discard(pointer)
-        self.now -= size
-
-
 def cost_a_weight(shape: tuple[int, int], seed: int) -> tuple[int, float]:
     """Of one step of MERIT on a float32 matrix: full-size states kept, and bytes of temporaries, a weight."""
     generator = torch.Generator().manual_seed(seed)
@@ -130,9 +99,9 @@ def cost_a_weight(shape: tuple[int, int], seed: int) -> tuple[int, float]:
     optimizer = MERIT([weight], lr=0.01, fused=False)
     optimizer.step()
     states = sum(torch.is_tensor(value) and value.shape == weight.shape for value in optimizer.state[weight].values())
-    with Live() as live:
+    with traffic() as moved:
         optimizer.step()
-    return states, live.most / weight.numel()
+    return states, moved.peak / weight.numel()
 
 
 def rows() -> list[dict]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_optim_agreement import assert_golden, golden_cases
 
 from merit_lab import LAMB, MERIT, AdamW
-from merit_lab.one_step import Live
 from merit_lab.optim import ABLATIONS, LADDER, build, fast, fast_c, fast_tiles
+from merit_lab.probes import traffic
 
 NAMES = [name for name in ABLATIONS | LADDER if name != "AdamW"]
 LAMBS = [
@@ -34,7 +34,7 @@ def kernels(request, monkeypatch):
     if request.param == "C":
         if not COMPILER:
             pytest.skip("needs a C compiler: apt install gcc")
-        assert fast_c.library(torch.float32) is not None, fast_c.reason()
+        assert fast_c.library(torch.float32) is not None
         return fast_c
     monkeypatch.setattr(fast_c, "library", lambda dtype: None)
     if request.param == "small tiles":
@@ -106,7 +106,7 @@ def test_equals_the_recorded_steps_of_published_code(kernels, name, case):
     scale=st.sampled_from([1e-6, 1.0, 100.0]),
     holes=st.booleans(),
     hyper=st.fixed_dictionaries(
-        {"eps": st.sampled_from([0.0, 1e-6]), "weight_decay": st.sampled_from([0.0, 0.3]), "lr": st.floats(0, 1)}
+        {"eps": st.sampled_from([0.0, 1e-6]), "weight_decay": st.sampled_from([0.0, 0.3]), "lr": st.floats(0, 0.3)}
     ),
 )
 def test_equals_the_readable_step_on_random_tensors(shape, name, seed, dtype, scale, holes, hyper):
@@ -240,9 +240,9 @@ def test_temporaries_are_small(optimizer_class):
             weight.grad = torch.ones_like(weight)
         optimizer = optimizer_class(weights, lr=0.1, fused=fused)
         optimizer.step()
-        with Live() as live:
+        with traffic() as moved:
             optimizer.step()
-        return live.most / sum(4 * weight.numel() for weight in weights)
+        return moved.peak / sum(4 * weight.numel() for weight in weights)
 
     assert peak(True) < 0.01 and peak(False) > 3
 
@@ -250,7 +250,7 @@ def test_temporaries_are_small(optimizer_class):
 def test_without_a_compiler_it_goes_on_in_torch_and_says_so_once(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    fast_c._library.cache_clear()
+    fast_c.library.cache_clear()
     try:
         with pytest.warns(UserWarning, match="no C compiler was found. Install gcc or clang .*fused=False"):
             optimizer = step_once(MERIT, [random(3, 4)], fused=True)
@@ -258,7 +258,7 @@ def test_without_a_compiler_it_goes_on_in_torch_and_says_so_once(monkeypatch):
             warnings.simplefilter("error")
             step_once(MERIT, [random(3, 4)], fused=True)
     finally:
-        fast_c._library.cache_clear()
+        fast_c.library.cache_clear()
     readable = step_once(MERIT, [random(3, 4)], fused=False)
     assert_close(readable.param_groups[0]["params"][0].detach(), optimizer.param_groups[0]["params"][0].detach())
 

@@ -13,6 +13,7 @@ from merit_lab import MERIT, notebooks, optim
 from merit_lab.__main__ import app
 from merit_lab.errors import InputError
 from merit_lab.files import repo_root
+from merit_lab.readme import section
 from merit_lab.recipe import RECIPES
 
 ROOT = repo_root()
@@ -24,7 +25,7 @@ COMMANDS = [line[3:] for line in LINES if line[:3] == ["python", "-m", "merit_la
 
 
 def test_the_map_is_what_the_notebooks_say():
-    assert notebooks.MAP.search(README)[0] == notebooks.course_map(notebooks.find())
+    assert section(README, "notebooks") == notebooks.course_map(notebooks.find())
     for path in notebooks.find():
         assert f"](notebooks/{path.name})" in README
 

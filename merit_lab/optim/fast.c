@@ -58,22 +58,40 @@ static inline void raise_to(long n, bits *restrict most, const bits *x) {
     }
 }
 
-/* The first pass with max-norms: row_w and row_u take the largest |w| and |u| of each row; column_w and column_u, one
- * line a thread, are raised to those of each column (NULL: not wanted). scratch: `columns` a thread. */
+/* The first pass with max-norms. whole: the largest |w| and the largest |u|. rows: those of each row, |w| first.
+ * columns: those of each column likewise, in lines[0] and lines[threads] of 2 · threads lines; NULL: not wanted.
+ * scratch: `columns` a thread. */
 void measure_max(long count, long columns, int threads, const REAL *w, const REAL *g, REAL *m, REAL *v,
-                 const direction_of *how, REAL *row_w, REAL *row_u, REAL *column_w, REAL *column_u, REAL *scratch) {
-    long rows = (count + columns - 1) / columns;
+                 const direction_of *how, REAL *whole, REAL *rows, REAL *lines, REAL *scratch) {
+    long n_rows = (count + columns - 1) / columns;
+    bits *of_rows = (bits *)rows, *of_w = (bits *)lines, *of_u = of_w + threads * columns, *all = (bits *)whole;
+    if (lines) memset(lines, 0, 2 * threads * columns * sizeof(REAL));
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (long i = 0; i < rows; i++) {
+    for (long i = 0; i < n_rows; i++) {
         long at = i * columns, n = count - at < columns ? count - at : columns;
         REAL *u = scratch + THREAD * columns;
         row_direction(n, w + at, g + at, m + at, v + at, u, *how);
-        *(bits *)(row_w + i) = largest_in(n, (const bits *)(w + at));
-        *(bits *)(row_u + i) = largest_in(n, (const bits *)u);
-        if (column_w) {
-            raise_to(n, (bits *)(column_w + THREAD * columns), (const bits *)(w + at));
-            raise_to(n, (bits *)(column_u + THREAD * columns), (const bits *)u);
+        of_rows[i] = largest_in(n, (const bits *)(w + at));
+        of_rows[n_rows + i] = largest_in(n, (const bits *)u);
+        if (lines) {
+            raise_to(n, of_w + THREAD * columns, (const bits *)(w + at));
+            raise_to(n, of_u + THREAD * columns, (const bits *)u);
         }
+    }
+    all[0] = largest_in(n_rows, of_rows), all[1] = largest_in(n_rows, of_rows + n_rows);
+    for (int thread = 1; lines && thread < threads; thread++) {
+        raise_to(columns, of_w, of_w + thread * columns);
+        raise_to(columns, of_u, of_u + thread * columns);
+    }
+}
+
+/* Lines 4 to 6: ratios of n norms, none below `least`; infinite where a norm is 0, if that guards. 0 / 0 is 0. */
+void ratios(long n, const REAL *w, const REAL *u, int guards, REAL least, REAL largest, REAL *out) {
+    for (long i = 0; i < n; i++) {
+        REAL ratio = u[i] != 0 ? w[i] / u[i] : 0;
+        ratio = ratio > largest ? largest : ratio;
+        ratio = ratio < least || least != least ? least : ratio;
+        out[i] = guards && (w[i] == 0 || u[i] == 0) ? (REAL)INFINITY : ratio;
     }
 }
 
@@ -87,45 +105,46 @@ static double squares(long n, const REAL *x) {
     return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
-/* The first pass with ℓ2 norms: the sums of squares of each row, in double. A row is summed by one thread, so that
- * the result does not depend on how many there are. */
+/* The first pass with ℓ2 norms: whole takes the sums of squares of w and of u, in double. A row is summed by one thread
+ * and rows (2 · number of rows) one after the other, so that the result does not depend on how many threads there are. */
 void measure_l2(long count, long columns, int threads, const REAL *w, const REAL *g, REAL *m, REAL *v,
-                const direction_of *how, double *row_w, double *row_u, REAL *scratch) {
-    long rows = (count + columns - 1) / columns;
+                const direction_of *how, double *whole, double *rows, REAL *scratch) {
+    long n_rows = (count + columns - 1) / columns;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (long i = 0; i < rows; i++) {
+    for (long i = 0; i < n_rows; i++) {
         long at = i * columns, n = count - at < columns ? count - at : columns;
         REAL *u = scratch + THREAD * columns;
         row_direction(n, w + at, g + at, m + at, v + at, u, *how);
-        row_w[i] = squares(n, w + at);
-        row_u[i] = squares(n, u);
+        rows[i] = squares(n, w + at);
+        rows[n_rows + i] = squares(n, u);
     }
+    for (long i = 0; i < n_rows; i++) whole[0] += rows[i], whole[1] += rows[n_rows + i];
 }
 
 /* The second pass: s_ij = max(row_i, column_j) (line 7; an infinite factor stands for a guard, which makes s 1),
  * Δ = clip(s u) (line 8), w ← w - η (Δ + beside · w) (line 9; beside: λ where decay is no part of u).
  * row: one a row, or one for all where row_stride is 0. column: one a column, or NULL. */
 void apply(long count, long columns, int threads, REAL *w, const REAL *m, const REAL *v, const direction_of *how,
-           const REAL *row, long row_stride, const REAL *column, int guards, int clip, REAL lr, REAL beside) {
+           const REAL *row, long row_stride, const REAL *column, int clip, REAL lr, REAL beside) {
     long rows = (count + columns - 1) / columns;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (long i = 0; i < rows; i++) {
         long at = i * columns, n = count - at < columns ? count - at : columns;
-        REAL r = row[i * row_stride], limit = clip ? 1 : INFINITY, end = guards ? how->largest : INFINITY;
+        REAL r = row[i * row_stride], limit = clip ? 1 : INFINITY;
         REAL *restrict here = w + at;
         const REAL *restrict mi = m + at, *restrict vi = v + at;
         const direction_of d = *how; /* by value: else every store might change it, and nothing vectorizes */
         if (column) {
             for (long j = 0; j < n; j++) {
                 REAL c = column[j], s = c > r || c != c ? c : r; /* a NaN wins, as in torch.maximum */
-                s = c > end || r > end ? 1 : s;
+                s = c > d.largest || r > d.largest ? 1 : s;
                 REAL step = s * direction(here[j], mi[j], vi[j], d);
                 step = step > limit ? limit : step;
                 step = step < -limit ? -limit : step;
                 here[j] = here[j] - lr * (step + beside * here[j]);
             }
         } else {
-            REAL s = r > end ? 1 : r;
+            REAL s = r > d.largest ? 1 : r;
             for (long j = 0; j < n; j++) {
                 REAL step = s * direction(here[j], mi[j], vi[j], d);
                 step = step > limit ? limit : step;

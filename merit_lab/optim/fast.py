@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from . import fast_tiles
-from .ratios import quotient, trust_ratio
 from .sharded import exchange, local
 
 AUTO_FROM = 1 << 16  # fused="auto" fuses tensors of so many elements: below, calling costs more than memory does
@@ -76,6 +75,7 @@ class Started(NamedTuple):
     how: Direction
     sizes: Sizes
     squares: bool
+    kernels: ModuleType
 
 
 def takes(parameter: Tensor, group: dict[str, Any], form: str | None) -> bool:
@@ -108,8 +108,9 @@ def start(parameter: Tensor, state: dict[str, Any], group: dict[str, Any], form:
         _matrix(local(x)) for x in (weight, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
     )
     lines = not squares and parameter.ndim > 1 and group["ratio"] != "weight"
-    sizes = _kernels(weight).measure(weight, grad, exp_avg, exp_avg_sq, how, squares=squares, lines=lines)
-    return Started(parameter, weight, state, group, how, sizes, squares)
+    kernels = _kernels(weight)
+    sizes = kernels.measure(weight, grad, exp_avg, exp_avg_sq, how, squares=squares, lines=lines)
+    return Started(parameter, weight, state, group, how, sizes, squares, kernels)
 
 
 def meet(waiting: list[Started]) -> list[Started]:
@@ -120,55 +121,46 @@ def meet(waiting: list[Started]) -> list[Started]:
 
 def finish(started: Started) -> None:
     """Pass 2: the weight moves."""
-    parameter, weight, state, group, how, sizes, squares = started
+    parameter, weight, state, group, how, sizes, squares, kernels = started
     exp_avg, exp_avg_sq = _matrix(local(state["exp_avg"])), _matrix(local(state["exp_avg_sq"]))
-    factors = lamb_factors(sizes, group, weight.dtype) if squares else merit_factors(sizes, group, parameter.ndim)
-    _kernels(weight).apply(weight, exp_avg, exp_avg_sq, how, factors, float(group["lr"]))
+    if squares:
+        factors = lamb_factors(sizes, group, weight.dtype, kernels)
+    else:
+        factors = merit_factors(sizes, group, parameter.ndim, kernels)
+    kernels.apply(weight, exp_avg, exp_avg_sq, how, factors, float(group["lr"]))
     if "master_weight" in state:
         local(parameter).copy_(local(state["master_weight"]))
 
 
-def lamb_factors(sizes: Sizes, group: dict[str, Any], dtype: torch.dtype) -> Factors:
+def lamb_factors(sizes: Sizes, group: dict[str, Any], dtype: torch.dtype, kernels: ModuleType) -> Factors:
     """LAMB's line 5 from sums of squares, in the weight's dtype."""
-    decays = group["decay_in_ratio"]
-    beside = 0.0 if decays else float(group["weight_decay"])
+    beside = 0.0 if group["decay_in_ratio"] else float(group["weight_decay"])
     weight_norm, direction_norm = sizes.weight.sqrt().to(dtype), sizes.direction.sqrt().to(dtype)
     if group["max_weight_norm"] is not None:
         weight_norm = weight_norm.clamp(max=group["max_weight_norm"])
-    ratio, _ = trust_ratio(weight_norm, direction_norm)
-    if not group["always_adapt"] and group["weight_decay"] == 0:
-        ratio = torch.ones_like(ratio)
+    if group["always_adapt"] or group["weight_decay"] != 0:
+        ratio = kernels.ratio(weight_norm, direction_norm, guards=True)
+    else:
+        ratio = torch.ones_like(weight_norm)
     return Factors(ratio.reshape(1, 1), None, False, beside)
 
 
-def merit_factors(sizes: Sizes, group: dict[str, Any], ndim: int) -> Factors:
-    """MERIT's lines 4 to 7 from the norms, with the guards of merit.py; an infinite factor stands for a guard."""
-    official = group["variant"] == "official"
+def merit_factors(sizes: Sizes, group: dict[str, Any], ndim: int, kernels: ModuleType) -> Factors:
+    """MERIT's lines 4 to 7 from the norms, with the guards of merit.py; an infinite factor stands for a guard.
 
-    def guarded_ratio(weight_norm, direction_norm):
-        if official or ndim < 2:
-            ratio, guarded = trust_ratio(weight_norm, direction_norm)
-            return ratio, torch.where(guarded, torch.inf, 0.0)
-        return quotient(weight_norm, direction_norm), torch.zeros_like(weight_norm)
-
-    b, guard = guarded_ratio(sizes.weight, sizes.direction)
-    b, guard = b.reshape(1, 1), guard.reshape(1, 1)
+    A guarded b means that every row and column is guarded: then b, infinite, makes every factor so.
+    """
+    guards = group["variant"] == "official" or ndim < 2
+    b = kernels.ratio(sizes.weight, sizes.direction, guards).reshape(1, 1)
+    least = b if group["bound"] else None
     if ndim < 2 or group["ratio"] == "weight":
-        return Factors(torch.maximum(b, guard), None, group["clip"], 0.0)
-    row, row_guard = guarded_ratio(sizes.weight_row, sizes.direction_row)
-    column, column_guard = guarded_ratio(sizes.weight_column, sizes.direction_column)
-    if group["ratio"] == "row":
-        column, column_guard = None, None
-    elif group["ratio"] == "column":
-        row, row_guard = torch.zeros_like(row), torch.zeros_like(row)
-    if group["bound"]:
-        row = torch.maximum(row, b)
-    return Factors(
-        torch.maximum(row, row_guard),
-        None if column is None else torch.maximum(column, column_guard),
-        group["clip"],
-        0.0,
-    )
+        return Factors(b, None, group["clip"], 0.0)
+    row, column = torch.zeros_like(b) if least is None else b, None
+    if group["ratio"] != "column":
+        row = kernels.ratio(sizes.weight_row, sizes.direction_row, guards, least)
+    if group["ratio"] != "row":
+        column = kernels.ratio(sizes.weight_column, sizes.direction_column, guards)
+    return Factors(row, column, group["clip"], 0.0)
 
 
 def _direction(group, state, bias_correction_possible) -> Direction:
@@ -183,7 +175,10 @@ def _direction(group, state, bias_correction_possible) -> Direction:
 
 def _matrix(x: Tensor) -> Tensor:
     """x as rows and columns in the same memory; a gradient that does not lie so is copied."""
-    return x.contiguous().reshape(x.shape[0], math.prod(x.shape[1:])) if x.ndim > 1 else x.contiguous().reshape(1, -1)
+    x = x.contiguous()
+    if x.ndim == 2:
+        return x
+    return x.reshape(x.shape[0], math.prod(x.shape[1:])) if x.ndim > 1 else x.reshape(1, -1)
 
 
 def _take_over(parameter, master) -> None:

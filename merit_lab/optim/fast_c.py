@@ -2,7 +2,7 @@
 
 The compiled file stands in the cache folder (merit_lab.files.cache_dir) under a name made of the source, the compiler
 and the processor, so that it is compiled once. It shares torch's own threads. Where no compiler is found, or it fails,
-`library` returns None, `reason()` says why, and fast.py goes on in torch.
+`library` warns once and returns None, and fast.py goes on in torch.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -41,37 +41,51 @@ ATTEMPTS = (  # from the best to what every compiler takes
     [],
 )
 
-_reasons: list[str] = []
-
-
-def library(dtype: torch.dtype):
-    """The compiled passes for this dtype, or None where there can be none. The first call may compile (a second)."""
-    if os.environ.get("MERIT_LAB_NO_COMPILER", "0") != "0" or dtype not in TYPES:
-        return None
-    return _library(dtype)
-
-
-def reason() -> str:
-    """Why there is no compiled step; empty while nothing has failed."""
-    return "; ".join(dict.fromkeys(_reasons))
+observers: list = []  # whoever counts memory traffic (merit_lab.probes.traffic): each pass is told to their add()
 
 
 @cache
-def _library(dtype):
+def library(dtype: torch.dtype):
+    """The compiled passes for this dtype, or None where there can be none. The first call may compile (a second).
+
+    MERIT_LAB_NO_COMPILER=1 in the environment, before that call, keeps to torch.
+    """
+    if os.environ.get("MERIT_LAB_NO_COMPILER", "0") != "0" or dtype not in TYPES:
+        return None
     try:
         loaded = _load(dtype)
     except (OSError, InputError, subprocess.SubprocessError) as error:
-        _reasons.append(str(error))
         warnings.warn(
             f"MERIT and LAMB take their fused step in torch, which is slower: {error}. Install gcc or clang "
             "(Debian: apt install gcc), or pass fused=False for the readable step.",
             stacklevel=2,
         )
         return None
-    loaded.how = _how(TYPES[dtype][-1])
-    for function in (loaded.measure_max, loaded.measure_l2, loaded.apply):
-        function.restype = None
+    # As declared in fast.c: l for long, i for int, p for a pointer, r for REAL.
+    kinds = {"l": ctypes.c_long, "i": ctypes.c_int, "p": ctypes.c_void_p, "r": TYPES[dtype][-1]}
+    of_passes = {"measure_max": "llippppppppp", "measure_l2": "llipppppppp", "apply": "llippppplpirr"}
+    for name, signature in (of_passes | {"ratios": "lppirrp"}).items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = None, [kinds[kind] for kind in signature]
     return loaded
+
+
+@cache
+def _structure(real):
+    names = ("beta1", "rest1", "beta2", "rest2", "scale1", "scale2", "eps", "decay", "sign", "largest")
+    return type("How", (ctypes.Structure,), {"_fields_": [(name, real) for name in names]})
+
+
+@lru_cache(256)
+def _as_c(how, dtype):
+    """This direction as the library takes it: one for all tensors of a step."""
+    (beta1, beta2), (one, two) = how.betas, how.corrections
+    largest = torch.finfo(dtype).max
+    return ctypes.byref(
+        _structure(TYPES[dtype][-1])(
+            beta1, 1 - beta1, beta2, 1 - beta2, 1 / one, 1 / two, how.eps, how.decay, how.sign, largest
+        )
+    )
 
 
 def _load(dtype):
@@ -127,67 +141,77 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
 
 
-def _how(real):
-    names = ("beta1", "rest1", "beta2", "rest2", "scale1", "scale2", "eps", "decay", "sign", "largest")
-    return type("How", (ctypes.Structure,), {"_fields_": [(name, real) for name in names]})
-
-
-def _of(tensor: Tensor | None):
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-
-
-def _call(weight: Tensor, how):
-    """The library, this direction as it takes it, threads, and the length of a row, for a matrix."""
-    lib = library(weight.dtype)
-    (beta1, beta2), (one, two) = how.betas, how.corrections
-    largest = torch.finfo(weight.dtype).max
-    as_c = lib.how(beta1, 1 - beta1, beta2, 1 - beta2, 1 / one, 1 / two, how.eps, how.decay, how.sign, largest)
-    threads = torch.get_num_threads() if lib.parallel and weight.numel() >= PARALLEL_FROM else 1
-    return lib, as_c, threads
+def _threads(lib, weight: Tensor) -> int:
+    return torch.get_num_threads() if lib.parallel and weight.numel() >= PARALLEL_FROM else 1
 
 
 def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: bool):
     """Pass 1, as fast_tiles.measure."""
     from .fast import Sizes
 
-    lib, as_c, threads = _call(weight, how)
-    n, columns = weight.shape if lines else (-(-weight.numel() // LINE), LINE)
-    scratch = weight.new_empty(threads, columns)
-    of_rows = [weight.new_zeros(n, 1, dtype=torch.float64 if squares else weight.dtype) for _ in range(2)]
-    of_columns = [weight.new_zeros(threads, columns) if lines else None for _ in range(2)]
-    pieces = [(weight, grad, exp_avg, exp_avg_sq)]
-    if grad.dtype != weight.dtype:  # a half-precision gradient is widened a piece at a time
-        pieces = tiles(*pieces[0], whole_rows=lines)
-    row = 0
-    for w, g, m, v in pieces:
-        count = w.numel()
-        here = [x[row:] for x in of_rows]
-        arguments = (ctypes.c_long(count), ctypes.c_long(max(columns, 1)), ctypes.c_int(threads))
-        g = g.to(w.dtype)  # has a name so that it lives through the call
-        arguments += (*map(_of, (w, g, m, v)), ctypes.byref(as_c), *map(_of, here))
-        if squares:
-            lib.measure_l2(*arguments, _of(scratch))
-        else:
-            lib.measure_max(*arguments, *map(_of, of_columns), _of(scratch))
-        row += len(w) if lines else -(-count // LINE)
+    if grad.dtype != weight.dtype:
+        return _measure_in_pieces(weight, grad, exp_avg, exp_avg_sq, how, squares=squares, lines=lines)
+    lib, count = library(weight.dtype), weight.numel()
+    threads, as_c = _threads(lib, weight), _as_c(how, weight.dtype)
+    n, columns = weight.shape if lines else (-(-count // LINE), min(LINE, count))
+    kind = torch.float64 if squares else weight.dtype
+    whole, of_rows = torch.zeros(2, dtype=kind), torch.empty(2, n, 1, dtype=kind)
+    of_columns = torch.empty(2, threads, columns, dtype=kind) if lines else None
+    scratch = torch.empty(threads, columns, dtype=weight.dtype)
+    tensors = (weight.data_ptr(), grad.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr())
+    arguments = (count, max(columns, 1), threads, *tensors, as_c, whole.data_ptr(), of_rows.data_ptr())
     if squares:
-        return Sizes(*(x.sum() for x in of_rows))
-    whole = [x.amax() if n else x.new_zeros(()) for x in of_rows]
-    return Sizes(*whole, *of_rows, *(x.amax(0, keepdim=True) for x in of_columns)) if lines else Sizes(*whole)
+        lib.measure_l2(*arguments, scratch.data_ptr())
+    else:
+        lib.measure_max(*arguments, of_columns.data_ptr() if lines else None, scratch.data_ptr())
+    for observer in observers:
+        observer.add("pass 1", _size(weight, grad, exp_avg, exp_avg_sq), _size(exp_avg, exp_avg_sq))
+    if not lines:
+        return Sizes(whole[0], whole[1])
+    return Sizes(whole[0], whole[1], of_rows[0], of_rows[1], of_columns[0, :1], of_columns[1, :1])
+
+
+def _measure_in_pieces(weight, grad, exp_avg, exp_avg_sq, how, *, squares, lines):
+    """A half-precision gradient is widened some rows at a time, so that no copy of it stands whole."""
+    from .fast import Sizes
+
+    found = [
+        measure(w, g.to(w.dtype), m, v, how, squares=squares, lines=lines)
+        for w, g, m, v in tiles(weight, grad, exp_avg, exp_avg_sq, whole_rows=lines)
+    ]
+    join = torch.sum if squares else torch.amax
+    whole = [join(torch.stack(parts), 0) for parts in zip(*(s[:2] for s in found), strict=True)]
+    if not lines:
+        return Sizes(*whole)
+    of_rows = [torch.cat(parts) for parts in zip(*(s[2:4] for s in found), strict=True)]
+    of_columns = [torch.cat(parts).amax(0, keepdim=True) for parts in zip(*(s[4:] for s in found), strict=True)]
+    return Sizes(*whole, *of_rows, *of_columns)
+
+
+def ratio(weight_norm, direction_norm, guards: bool, least: Tensor | None = None):
+    """Ratios of norms, as fast_tiles.ratio."""
+    weight_norm, direction_norm = weight_norm.contiguous(), direction_norm.contiguous()
+    out = torch.empty_like(weight_norm)
+    norms, floor = (weight_norm.data_ptr(), direction_norm.data_ptr()), 0.0 if least is None else least.item()
+    library(out.dtype).ratios(out.numel(), *norms, guards, floor, torch.finfo(out.dtype).max, out.data_ptr())
+    return out
 
 
 def apply(weight, exp_avg, exp_avg_sq, how, factors, lr: float) -> None:
     """Pass 2, as fast_tiles.apply."""
-    lib, as_c, threads = _call(weight, how)
-    real = TYPES[weight.dtype][-1]
-    row = factors.row.to(weight.dtype).contiguous()
-    column = None if factors.column is None else factors.column.contiguous()
-    guards = bool(row.isinf().any()) or (column is not None and bool(column.isinf().any()))
+    lib = library(weight.dtype)
+    row, column = factors.row.contiguous(), factors.column
+    column = None if column is None else column.contiguous()
     stride = 1 if len(row) > 1 else 0
     columns = weight.shape[1] if column is not None or stride else LINE
     lib.apply(
-        ctypes.c_long(weight.numel()), ctypes.c_long(max(columns, 1)), ctypes.c_int(threads),
-        *map(_of, (weight, exp_avg, exp_avg_sq)), ctypes.byref(as_c),
-        _of(row), ctypes.c_long(stride), _of(column), ctypes.c_int(guards), ctypes.c_int(factors.clip),
-        real(lr), real(factors.beside),
+        weight.numel(), max(columns, 1), _threads(lib, weight),
+        weight.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(), _as_c(how, weight.dtype),
+        row.data_ptr(), stride, None if column is None else column.data_ptr(), factors.clip, lr, factors.beside,
     )  # fmt: skip
+    for observer in observers:
+        observer.add("pass 2", _size(weight, exp_avg, exp_avg_sq), _size(weight))
+
+
+def _size(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,6 +1,7 @@
 """The two passes of fast.py in torch, some rows at a time, so that every temporary is small and stays in cache.
 
-On any device. Slower than C, since each operation is still a call and a walk through the cache of its own.
+On any device. Slower than C, since each operation is still a call and a walk through the cache of its own; and its
+two scratch tiles are more than 1 % of a small model.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from .ratios import quotient
 
-ELEMENTS = 1 << 17  # of a tile: five tiles of float32 fit into a few MB of cache
+ELEMENTS = 1 << 18  # of a tile: 1 MB in float32. Larger ones leave the cache, smaller ones are all calls
 
 
 def tiles(*matrices: Tensor, whole_rows: bool = False) -> Iterator[tuple[Tensor, ...]]:
@@ -21,10 +22,17 @@ def tiles(*matrices: Tensor, whole_rows: bool = False) -> Iterator[tuple[Tensor,
     return zip(*(x.split(max(1, ELEMENTS // max(columns, 1))) for x in matrices), strict=True)
 
 
-def direction(weight, exp_avg, exp_avg_sq, how) -> Tensor:
-    """Line 3: u."""
-    below = (exp_avg_sq / how.corrections[1]).sqrt_().add_(how.eps)
-    return quotient(exp_avg / how.corrections[0], below) + how.decay * weight
+def direction(weight, exp_avg, exp_avg_sq, how, out: Tensor) -> Tensor:
+    """Line 3: u, into `out`."""
+    one, two = how.corrections
+    torch.sqrt(exp_avg_sq if two == 1 else torch.div(exp_avg_sq, two, out=out), out=out).add_(how.eps)
+    if how.eps == 0:
+        out.copy_(quotient(exp_avg / one, out))
+    else:
+        torch.div(exp_avg, out.mul_(one) if one != 1 else out, out=out)
+        largest = torch.finfo(out.dtype).max
+        out.clamp_(-largest, largest)
+    return out.add_(weight, alpha=how.decay) if how.decay else out
 
 
 def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: bool):
@@ -45,23 +53,31 @@ def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: boo
         sizes = Sizes(*sizes[:2], *(weight.new_zeros(shape) for shape in ((n, 1), (n, 1), (1, k), (1, k))))
     row = 0
     for w, g, m, v in tiles(weight, grad, exp_avg, exp_avg_sq, whole_rows=lines):
-        g = g.to(w.dtype) * how.sign
-        m.copy_(beta1 * m + (1 - beta1) * g)  # line 1
-        v.copy_(beta2 * v + (1 - beta2) * g.square())  # line 2
-        for x, whole, rows, columns in zip(
-            (w, direction(w, m, v, how)), sizes[:2], sizes[2:4], sizes[4:], strict=True
-        ):
+        g = g.to(w.dtype)
+        m.mul_(beta1).add_(g, alpha=how.sign * (1 - beta1))  # line 1
+        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)  # line 2
+        scratch = torch.empty_like(w)
+        # u second: it is read from the same scratch that |w| has been in
+        for index, x in ((0, w), (1, None)):
+            magnitudes = torch.abs(w, out=scratch) if x is w else direction(w, m, v, how, out=scratch).abs_()
             if squares:
-                whole += x.to(wide).square().sum()
-                continue
-            magnitudes = x.abs()
-            if magnitudes.numel():
-                torch.maximum(whole, magnitudes.amax(), out=whole)
-            if lines and magnitudes.numel():
-                rows[row : row + len(x)] = magnitudes.amax(1, keepdim=True)
-                torch.maximum(columns, magnitudes.amax(0, keepdim=True), out=columns)
+                sizes[index].add_(torch.linalg.vector_norm(magnitudes, dtype=wide).square())
+            elif magnitudes.numel():
+                if lines:
+                    of_rows = torch.amax(magnitudes, 1, keepdim=True)
+                    sizes[2 + index][row : row + len(w)] = of_rows
+                    torch.maximum(sizes[4 + index], magnitudes.amax(0, keepdim=True), out=sizes[4 + index])
+                torch.maximum(sizes[index], (of_rows if lines else magnitudes).amax(), out=sizes[index])
         row += len(w)
     return sizes
+
+
+def ratio(weight_norm, direction_norm, guards: bool, least: Tensor | None = None) -> Tensor:
+    """Lines 4 to 6: ratios of norms of one shape, none below `least`; infinite where a norm is 0, if that guards."""
+    ratios = quotient(weight_norm, direction_norm)
+    if least is not None:
+        ratios = torch.maximum(ratios, least)
+    return torch.where((weight_norm == 0) | (direction_norm == 0), torch.inf, ratios) if guards else ratios
 
 
 def apply(weight, exp_avg, exp_avg_sq, how, factors, lr: float) -> None:
@@ -71,18 +87,19 @@ def apply(weight, exp_avg, exp_avg_sq, how, factors, lr: float) -> None:
         weight, exp_avg, exp_avg_sq: matrices of one shape (n, k).
         how: fast.Direction. factors: fast.Factors. lr: η.
     """
-    row = 0
-    lines = len(factors.row) > 1 or factors.column is not None
+    row, column = factors.row, factors.column
+    lines = len(row) > 1 or column is not None
+    at = 0
     for w, m, v in tiles(weight, exp_avg, exp_avg_sq, whole_rows=lines):
-        s = factors.row if len(factors.row) == 1 else factors.row[row : row + len(w)]
-        guarded = s == torch.inf
-        if factors.column is not None:
-            s, guarded = torch.maximum(s, factors.column), guarded | (factors.column == torch.inf)
-        s = torch.where(guarded, 1.0, s)  # line 7
-        step = s * direction(w, m, v, how)
+        here = slice(at, at + len(w)) if len(row) > 1 else slice(None)
+        step = direction(w, m, v, how, out=torch.empty_like(w))
+        s, guarded = row[here], row[here] == torch.inf
+        if column is not None:
+            s, guarded = torch.maximum(s, column), guarded | (column == torch.inf)
+        step.mul_(s.masked_fill_(guarded, 1.0) if column is not None else s.masked_fill(guarded, 1.0))  # line 7
         if factors.clip:
             step.clamp_(-1, 1)  # line 8
         if factors.beside:
-            step += factors.beside * w
-        w.sub_(lr * step)  # line 9
-        row += len(w)
+            step.add_(w, alpha=factors.beside)
+        w.sub_(step, alpha=lr)  # line 9
+        at += len(w)

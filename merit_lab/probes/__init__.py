@@ -7,6 +7,7 @@
     ratios(step)                     how the trust ratios of one optimizer step are spread, and which one won
     pattern(weight, n_head)          rows and columns of one matrix: sizes, similarity, outliers, norm gaps
     logit_bound(model, tokens)       √d·‖W_Q‖_m·‖W_K‖_m·C_X² beside the true max attention logit
+    traffic()                        bytes that an optimizer step reads, writes and holds, by count
     model_curvature(model, x, y)     top Hessian eigenvalue and trace; `curvature(loss, parameters)` for any loss
 """
 
@@ -15,6 +16,7 @@ from .curvature import Curvature, curvature, hessian_vector_product, model_curva
 from .noise import NoiseScale, average_noise_scale, noise_from_norms, noise_scale
 from .ratios import RatioSummary, ratios
 from .rounding import round_
+from .traffic import Moved, traffic
 from .weights import (
     Lines,
     LogitBound,
@@ -36,6 +38,7 @@ __all__ = [
     "Lines",
     "LogitBound",
     "MatrixPattern",
+    "Moved",
     "NoiseScale",
     "QueryKey",
     "RatioSummary",
@@ -58,4 +61,5 @@ __all__ = [
     "round_",
     "shuffled",
     "similarity",
+    "traffic",
 ]
