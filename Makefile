@@ -29,8 +29,8 @@ test: setup text lint ## lint, tests and notebooks (a part: make test ARGS="test
 notebooks: setup text ## execute the notebooks, store them, show what changed (NAMES="02_lamb 03_merit")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m merit_lab.notebooks run $(NAMES)
 
-bench: setup text ## measure what probes and widgets cost; writes data/bench/
-	@$(BIN)/python -m merit_lab.bench
+bench: setup text ## time, memory and traffic beside named peers, and what looking costs; writes data/bench/ (ARGS=steps)
+	@$(BIN)/python -m merit_lab.bench $(ARGS)
 
 # Without setup: such a machine often has its own torch, and no network.
 SWEEPS := ladder forward fused noise batch_nano batch_micro habits longer

@@ -1,4 +1,4 @@
-"""What the lab costs: python -m merit_lab.bench (make bench) measures it, and writes data/bench/ and the README's tables.
+"""What the lab costs: python -m merit_lab.bench (make bench) measures it and writes data/bench/ and the README's part.
 
     looking     probes, the dashboard, the X-ray: what it costs to look                     looking.json
     steps       an optimizer step: time, memory and bytes moved, beside named peers          steps.json

@@ -1,57 +1,30 @@
-"""What looking costs: python -m merit_lab.bench (make bench) measures it and writes data/bench/looking.json.
+"""What looking costs: the X-ray's answer to a slider, the dashboard, the probes."""
 
-Each figure is a ratio, or the time of one thing a reader waits for, taken in one process. What is compared is run in
-turn, A B A B, so that a machine whose speed drifts slows both.
-"""
-
-import json
-import os
-import platform
 import statistics
-import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
-import torch
-
-from . import __version__
-from .files import data_dir, write_whole
-from .recipe import Recipe
-from .runs import machine
-from .training import train
+from ..recipe import Recipe
+from ..training import train
+from . import rows
 
 PAIRS = 5  # runs of each of the two things compared
 DASHBOARD_PAIRS, ROUNDS = 7, 60  # and steps of each optimizer in one of them: some six seconds
 NAMES = ("AdamW", "LAMB", "MERIT")
 
 
-def main(path: Path | None = None) -> dict:
-    """Measure, print, and write the results to `path` (default data/bench/looking.json)."""
-    results = {
-        "machine": machine(torch.device("cpu")),
-        "cores": os.cpu_count(),
-        "versions": {"merit_lab": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "figures": [xray(), *dashboard(), probes()],
-    }
-    for row in results["figures"]:
-        target = f" (target {row['target']}: {'met' if row['met'] else 'missed'})" if "target" in row else ""
-        print(f"{row['what']}: {row['value']:.3g} {row['unit']}{target}")
-    path = path or data_dir() / "bench" / "looking.json"
-    write_whole(path, json.dumps(results, indent=1) + "\n")
-    print(f"written: {os.path.relpath(path)}")
-    return results
+def measure() -> dict[str, Any]:
+    """Everything."""
+    return {"figures": [xray(), *dashboard(), probes()]}
 
 
 def xray() -> dict:
     """From moving a slider to the new picture of the X-ray on an 8 × 8 matrix."""
-    from .widgets.xray import benchmark_xray
+    from ..widgets.xray import benchmark_xray
 
     median = statistics.median(benchmark_xray(size=8)) * 1000
-    return _row("X-ray, slider to picture, 8 × 8, median", median, "ms", "under 200 ms", median < 200)
+    return rows.figure("X-ray, slider to picture, 8 × 8, median", median, "ms", "under 200 ms", median < 200)
 
 
 def dashboard() -> list[dict]:
@@ -63,7 +36,7 @@ def dashboard() -> list[dict]:
     of its own. There is no notebook here: what the kernel takes to send a picture, and the browser to show it, is in
     neither row. Torch is slower in a second thread than in the main one, widget or not: the last row says by how much.
     """
-    from .widgets import LiveTraining
+    from ..widgets import LiveTraining
 
     recipes = [Recipe.named("tiny", optimizer=name, device="cpu", tokens=16 * 64 * ROUNDS) for name in NAMES]
     corpus = train(recipes[0]).corpus
@@ -93,10 +66,10 @@ def dashboard() -> list[dict]:
     slower = 100 * (statistics.median(a / b for a, b, _ in rounds) - 1)
     thread = 100 * (statistics.median(c / a for a, _, c in rounds) - 1)
     return [
-        _row("dashboard, slower than the same runs in a thread, median of pairs", slower, "%", "under 5 %", slower < 5),
-        _row("dashboard, until the first record and after the last, median", statistics.median(fixed), "s"),
-        _row("dashboard, pictures a second, median", statistics.median(pictures), ""),
-        _row("the same runs in a thread, slower than in the main thread, median", thread, "%"),
+        rows.figure("dashboard, slower than the same runs in a thread, median", slower, "%", "under 5 %", slower < 5),
+        rows.figure("dashboard, until the first record and after the last, median", statistics.median(fixed), "s"),
+        rows.figure("dashboard, pictures a second, median", statistics.median(pictures), ""),
+        rows.figure("the same runs in a thread, slower than in the main thread, median", thread, "%"),
     ]
 
 
@@ -115,26 +88,6 @@ def probes() -> dict:
             pass
 
     # Of the full run's 61 steps every second is probed (30 in a run): here too.
-    share = 100 / _ratio(lambda: run(2), lambda: run(10**6))
-    return _row("speed with probes, of the speed without, median of pairs", share, "%", "at least 97 %", share >= 97)
-
-
-def _ratio(a: Callable[[], None], b: Callable[[], None]) -> float:
-    """Median over pairs of a's time divided by b's, after one run of each that does not count."""
-    _seconds(a), _seconds(b)
-    return statistics.median(_seconds(a) / _seconds(b) for _ in range(PAIRS))
-
-
-def _seconds(f: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    f()
-    return time.perf_counter() - started
-
-
-def _row(what, value, unit, target=None, met=None) -> dict:
-    row = {"what": what, "value": float(f"{value:.4g}"), "unit": unit}
-    return row if target is None else row | {"target": target, "met": bool(met)}
-
-
-if __name__ == "__main__":
-    sys.exit(0 if main() else 1)
+    seconds = rows.in_turn({"with": lambda: run(2), "without": lambda: run(10**6)}, PAIRS)
+    share = 100 / rows.ratio(seconds["with"], seconds["without"])
+    return rows.figure("speed with probes, of the speed without, median", share, "%", "at least 97 %", share >= 97)

@@ -40,10 +40,10 @@ def ratio(a: list[float], b: list[float]) -> float:
     return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
-def target(what: str, value: float, unit: str, wanted: str | None = None, met: bool | None = None) -> dict:
+def figure(what: str, value: float, unit: str, target: str | None = None, met: bool | None = None) -> dict:
     """A figure with its target, if it has one."""
     row = {"what": what, "value": float(f"{value:.4g}"), "unit": unit}
-    return row if wanted is None else row | {"target": wanted, "met": bool(met)}
+    return row if target is None else row | {"target": target, "met": bool(met)}
 
 
 def said(row: dict) -> str:

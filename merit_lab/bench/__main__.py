@@ -1,0 +1,63 @@
+"""python -m merit_lab.bench: measure, print, write."""
+
+import argparse
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import InputError
+from ..files import repo_root, write_whole
+from ..readme import replaced
+from . import looking, rows, steps, training
+
+PARTS: dict[str, ModuleType] = {"looking": looking, "steps": steps, "training": training}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure the parts that are named, or all; 0 also where a target is missed, for that is a result."""
+    parser = argparse.ArgumentParser(prog="python -m merit_lab.bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: data/bench, and the README's part)")
+    chosen = parser.parse_args(arguments)
+    unknown = [part for part in chosen.parts if part not in PARTS]
+    if unknown:
+        print(f"error: part: got {unknown[0]!r}, expected one of {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    for part in chosen.parts or PARTS:
+        results = PARTS[part].measure()
+        if part == "steps":
+            print(steps.table(results))
+        for row in results["figures"]:
+            print(rows.said(row))
+        rows.write(part, results, chosen.out)
+    root = repo_root()
+    if chosen.out is None and root is not None:
+        try:
+            results = {part: rows.read(part) for part in PARTS}
+        except FileNotFoundError as error:
+            print(f"README.md is left as it is until there is {Path(error.filename).name}: run all parts")
+            return 0
+        path = root / "README.md"
+        try:
+            write_whole(path, replaced(path.read_text(encoding="utf-8"), "bench", markdown(results)))
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    return 0
+
+
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    """The README's part: the table of steps, then a line a target."""
+    of = results["steps"]
+    machine = f"{of['machine']}, torch {of['versions']['torch'].split('+')[0]}, {of['date']}"
+    targets = [row for part in PARTS for row in results[part]["figures"] if "target" in row]
+    lines = [
+        (row["what"], f"{row['value']:.3g} {row['unit']}", row["target"], "met" if row["met"] else "**missed**")
+        for row in targets
+    ]
+    return "\n\n".join([f"On {machine}:", steps.table(of), rows.table(("measured", "is", "target", ""), lines)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
