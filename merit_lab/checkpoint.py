@@ -296,11 +296,12 @@ def _differences(saved: dict[str, Any], now: dict[str, Any], table: str = "") ->
     """Each entry that differs, with both values; entries of tables by themselves."""
     found = []
     for name in [*saved, *(name for name in now if name not in saved)]:
-        there, here = (values.get(name, "nothing") for values in (saved, now))
+        there, here = saved.get(name), now.get(name)
         if isinstance(there, dict) and isinstance(here, dict):
             found += _differences(there, here, f"{table}{name}.")
         elif there != here and name not in MAY_DIFFER:
-            found.append(f"{table}{name} is {there!r} there and {here!r} here")
+            said = (repr(values[name]) if name in values else "not set" for values in (saved, now))
+            found.append(f"{table}{name} is {' there and '.join(said)} here")
     return found
 
 
