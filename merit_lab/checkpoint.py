@@ -24,6 +24,8 @@ A checkpoint is one file, step-000025.checkpoint, in three parts:
   digits, and the others what the records hold. `precision` counts as what it comes to on the device.
 
 One run a folder, and one process at a time: a second one clears away what it takes for a dead one's temporary files.
+Where weights and moments are spread over ranks (DTensors), a checkpoint holds them whole: all ranks gather, the first
+one writes, and each takes its own rows of what it reads.
 """
 
 import errno
@@ -38,6 +40,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from . import __version__
 from .errors import InputError
@@ -78,7 +82,8 @@ class Checkpoints:
         self._damaged: list[Path] = []  # to be cleared away once there is a newer one
         if self.folder is not None:
             check_folder(self.folder, "checkpoint")
-            clear_left(self.folder, "step-*.checkpoint")
+            if _is_first_rank():
+                clear_left(self.folder, "step-*.checkpoint")
 
     def paths(self) -> list[Path]:
         """The checkpoints that are there, oldest first."""
@@ -166,12 +171,18 @@ class Checkpoints:
             self._save(training, record.step)
 
     def _save(self, training, step):
+        state = state_of(training)  # by every rank, for each has a part
+        if _is_first_rank():
+            self._write(training, step, state)
+        self.latest, self._damaged = step, []
+
+    def _write(self, training, step, state):
         path = self.folder / f"step-{step:06d}.checkpoint"
         try:
             if not self.folder.is_dir():  # not made again: the disk it was on may be gone
                 raise FileNotFoundError(errno.ENOENT, "the folder is gone")
             with whole(path) as file:
-                write(file, training, step, self._lines)
+                write(file, training, step, state, self._lines)
             _sync(self.folder)
             for useless in self._damaged:
                 if useless != path:
@@ -183,39 +194,72 @@ class Checkpoints:
                 f"checkpoint: that of step {step} cannot be written to {self.folder} ({error.strerror or error}); "
                 f"make room there, or see that it can be written: the same run then goes on {again}"
             ) from error
-        self.latest, self._damaged = step, []
 
     def _clear_older(self, step):
         """Delete the checkpoints before this step's, which is whole, but for the newest keep - 1."""
+        if not _is_first_rank():
+            return
         older = [path for path in self.paths() if _step_of(path) < step]
         for path in older[: max(0, len(older) + 1 - self.keep)]:
             path.unlink(missing_ok=True)
 
 
 # -- what a run's state is ---------------------------------------------------------------------------------------
-# No other place knows. A run whose moments are spread over ranks gathers them in `state_of`, on all ranks, takes its
-# own part of them in `restore`, and lets one rank call `write`.
+# No other place knows.
 
 
 def state_of(training) -> dict[str, Any]:
-    """The weights, and the optimizer's moments and counts: nested dicts and lists of tensors and plain values."""
-    return {"model": dict(training.model.state_dict()), "optimizer": training.optimizer.state_dict()}
+    """The weights, and the optimizer's moments and counts: nested dicts and lists of whole tensors and plain values.
+
+    Where they are spread over ranks, all ranks call this together.
+    """
+    optimizer = training.optimizer.state_dict()
+    moments = {
+        index: {name: _gathered(value) for name, value in state.items()} for index, state in optimizer["state"].items()
+    }
+    weights = {name: _gathered(weight) for name, weight in training.model.state_dict().items()}
+    return {"model": weights, "optimizer": optimizer | {"state": moments}}
 
 
 def restore(training, state: dict[str, Any]) -> None:
-    """Put a run where `state_of` found it. The tensors may be on any device."""
-    training.model.load_state_dict(state["model"])
-    training.optimizer.load_state_dict(state["optimizer"])
+    """Put a run where `state_of` found it. The tensors may be on any device, and are spread as the run's own are."""
+    own = training.model.state_dict()
+    training.model.load_state_dict({name: _spread(weight, own[name]) for name, weight in state["model"].items()})
+    parameters = [p for group in training.optimizer.param_groups for p in group["params"]]  # moments go by their order
+    moments = {
+        index: {name: _spread(value, parameters[index]) for name, value in values.items()}
+        for index, values in state["optimizer"]["state"].items()
+    }
+    training.optimizer.load_state_dict(state["optimizer"] | {"state": moments})
+
+
+def _gathered(x: Tensor) -> Tensor:
+    return x.full_tensor().cpu() if hasattr(x, "full_tensor") else x
+
+
+def _spread(x: Tensor, like: Tensor) -> Tensor:
+    if not hasattr(like, "placements") or x.shape != like.shape:  # a count of steps lies whole on every rank
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    # src_data_rank: each rank cuts out its own part, since each has read the whole
+    return distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _is_first_rank() -> bool:
+    """Whether this process writes: the only one, or the first of those that train together."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
 # -- the file ----------------------------------------------------------------------------------------------------
 
 
-def write(file: IO[bytes], training, step: int, lines: list[str]) -> None:
-    """Write a checkpoint. Nothing is held in memory twice.
+def write(file: IO[bytes], training, step: int, state: dict[str, Any], lines: list[str]) -> None:
+    """Write a checkpoint, tensor by tensor.
 
     Args:
         file: new, binary and seekable.
+        state: what `state_of` returned.
         lines: the records of all steps so far, each as JSON.
     """
     header = {
@@ -230,7 +274,7 @@ def write(file: IO[bytes], training, step: int, lines: list[str]) -> None:
     file.write(_first_line("0" * 64))  # its place, until the checksum is known
     hashed.write(json.dumps(header, ensure_ascii=False).encode() + b"\n")
     # One string of JSON lines: thousands of small dicts would take torch.load far longer.
-    torch.save(state_of(training) | {"records": "\n".join(lines)}, hashed)
+    torch.save(state | {"records": "\n".join(lines)}, hashed)
     if hashed.error is not None:
         raise hashed.error
     file.seek(0)

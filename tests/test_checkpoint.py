@@ -21,8 +21,9 @@ import pytest
 import torch
 
 from merit_lab import Recipe, checkpoint, compare, files, runs, text, train
+from merit_lab import training as training_module
 from merit_lab.errors import InputError
-from merit_lab.training import Training
+from merit_lab.training import Training, build_model
 
 BASE = {
     "model": {"named": "nano", "n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 8},
@@ -150,6 +151,33 @@ def test_without_a_folder_nothing_changes_and_no_file_is_written(corpus, tmp_pat
     kept = train(TINY, corpus, checkpoint="there")
     assert numbers(plain) == numbers(kept) and bits(plain) == bits(kept)
     assert names(tmp_path) == ["there"] and plain.resumed is kept.resumed is None
+
+
+@pytest.fixture
+def sharded_models(tmp_path, monkeypatch):
+    """Every training's weights are DTensors, here on one rank."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    monkeypatch.setattr(training_module, "build_model", lambda *a: fully_shard(build_model(*a), mesh=mesh))
+    for measuring in ("_probe", "val_loss"):  # they read the weights as plain tensors
+        monkeypatch.setattr(Training, measuring, lambda *_: None)
+    yield
+    dist.destroy_process_group()
+
+
+def test_spread_weights_and_moments_are_kept_whole_and_spread_again(corpus, tmp_path, sharded_models):
+    whole = train(TINY, corpus)
+    expected = numbers(whole)
+    records, training = cut_run(TINY, corpus, tmp_path / "c", [5], checkpoint_every=4)
+    assert training.resumed == 4 and numbers(records) == expected and bits(training) == bits(whole)
+    for values in training.optimizer.state.values():
+        assert values["exp_avg"].placements == next(training.model.parameters()).placements
+    state = torch.load(io.BytesIO(parts(tmp_path / "c" / "step-000012.checkpoint")[2]), weights_only=True)
+    assert {type(weight) for weight in state["model"].values()} == {torch.Tensor}
+    assert {type(values["exp_avg"]) for values in state["optimizer"]["state"].values()} == {torch.Tensor}
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------
