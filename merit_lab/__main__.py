@@ -164,6 +164,14 @@ Set = Annotated[
         "optimizer_args.NAME=VALUE and model.NAME=VALUE set one entry.",
     ),
 ]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Keep checkpoints here, and go on from the newest one that is there."),
+]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(parser=whole, metavar="N", help="Steps between checkpoints; else ten in a run.")
+]
+Keep = Annotated[int | None, typer.Option(parser=whole, metavar="K", help="How many checkpoints are kept; else 2.")]
 KeepWeights = Annotated[
     bool, typer.Option("--keep-weights", help="Keep the last query and key weights beside the run, as .npz.")
 ]
@@ -202,12 +210,16 @@ def compare(
         "results/compare"
     ),
     keep_weights: KeepWeights = False,
+    checkpoint: Checkpoint = None,
+    checkpoint_every: CheckpointEvery = None,
+    keep: Keep = None,
 ):
     """Train the same GPT-2 with several optimizers at a large batch, and compare.
 
     One after the other, from the same first weights, on the same batches. Ends with a table, a figure
     (PNG and PDF) and the recorded runs in a folder. Runs of the same name that are there already are
     replaced, each when its new run is complete. Ctrl-C stops at once and keeps what was recorded.
+    With --checkpoint the same command then goes on where it was, also after a kill.
     """
     fields = given(
         assignments,
@@ -222,6 +234,7 @@ def compare(
     )
     rates = learning_rates(lr or [])
     names = [name.strip() for name in optimizers.split(",") if name.strip()]
+    checkpoints = checkpoint_options(checkpoint, checkpoint_every, keep)
 
     from . import compare as comparing
     from . import text as texts
@@ -239,11 +252,12 @@ def compare(
         if replaced:
             say(f"there already, replaced when the new run is complete: {', '.join(replaced)}")
         with progress([entry.recipe for entry in entries]) as show:
-            for entry, record in comparing.run(entries, out, corpus, keep_weights):
+            for entry, record in comparing.run(entries, out, corpus, keep_weights, **checkpoints):
                 steps[entry.optimizer] = record.step
                 show(entry.recipe, record)
     except KeyboardInterrupt:
-        stop("stopped", *comparing.kept(entries, out, steps))
+        again = [f"the same command goes on from the checkpoints in {checkpoint}"] if checkpoint else []
+        stop("stopped", *comparing.kept(entries, out, steps), *again)
     runs = comparing.read(entries, out)
     table(
         ["optimizer", "lr", "val loss", "peak max attention logit", "seconds", "diverged"],
@@ -265,6 +279,7 @@ def compare(
         "train --recipe tiny --sample 300",
         "train --recipe compare --optimizer LAMB --lr 0.02 --out results/lamb.jsonl",
         "train --text file:my.txt --set model.qk_norm=true --set optimizer_args.clip=false",
+        "train --recipe compare --out results/merit.jsonl --checkpoint results/merit --checkpoint-every 10",
     )
 )
 def train(
@@ -291,6 +306,9 @@ def train(
         typer.Option(metavar="RUN.jsonl", help="Record the run to this file; else it is only shown."),
     ] = None,
     keep_weights: KeepWeights = False,
+    checkpoint: Checkpoint = None,
+    checkpoint_every: CheckpointEvery = None,
+    keep: Keep = None,
     sample: Annotated[
         int, typer.Option(parser=count, metavar="N", help="Characters to let the model write when it is trained.")
     ] = 0,
@@ -298,7 +316,8 @@ def train(
     """Train one GPT-2 with one optimizer, and record the run.
 
     While it runs, lines go to RUN.jsonl.partial; RUN.jsonl appears, or is replaced, when the run is complete.
-    Ctrl-C stops at once and keeps the partial file.
+    Ctrl-C stops at once and keeps the partial file. With --checkpoint the same command then goes on where
+    it was, also after a kill, and the recorded run holds every step once.
     """
     fields = given(
         assignments,
@@ -317,6 +336,7 @@ def train(
         raise InputError("keep-weights: the weights are kept beside a recorded run; give --out RUN.jsonl too")
     if out is not None and out.suffix != ".jsonl":
         raise InputError(f"out: got {str(out)!r}, expected a name that ends in .jsonl")
+    checkpoints = checkpoint_options(checkpoint, checkpoint_every, keep)
 
     from . import compare as comparing
     from . import runs
@@ -328,12 +348,14 @@ def train(
         comparing.check_writable(out)
     chosen = entry.recipe
     corpus = texts.load(chosen.text, block_size=chosen.block_size)
-    step = 0
+    step, training = 0, None
     try:
-        training = start(chosen, corpus)
+        training = start(chosen, corpus, **checkpoints)
         say(f"{chosen.optimizer} at lr {chosen.lr:g} ({entry.lr_from}): {describe(chosen, corpus)}")
         if out is not None and out.exists():
             say(f"there already, replaced when the new run is complete: {out}")
+        if training.resumed:
+            say(f"going on after step {training.resumed} of {chosen.n_steps}, kept in {checkpoint}")
         records = training if out is None else runs.record_to(out, training, keep_weights)
         seen = []
         with progress([chosen]) as show:
@@ -343,11 +365,15 @@ def train(
                 show(chosen, record)
     except KeyboardInterrupt:
         what = f"{step} of {chosen.n_steps} steps"
+        latest = training and training.checkpoints.latest
+        again = f"; the same command goes on after step {latest}, kept in {checkpoint}" if latest else ""
         partial = out and out.with_name(out.name + ".partial")
         if partial and step and partial.exists():
-            stop(f"stopped after {what}, kept in {partial}")
+            stop(f"stopped after {what}, kept in {partial}{again}")
         elif partial and step:
             stop(f"stopped after {what}, kept in {out}")
+        elif again:
+            stop(f"stopped after {what}{again}")
         stop(f"stopped after {what}; nothing is kept" + (" without --out" if out is None else ""))
     run = runs.Run(runs.header_of(training), seen, out)
     loss, logit, seconds = results(run)
@@ -540,6 +566,18 @@ def given(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
         else:
             fields[table] = toml_value(value)
     return fields
+
+
+def checkpoint_options(folder: Path | None, every: int | None, keep: int | None) -> dict[str, Any]:
+    """What was given of `train`'s arguments for checkpoints."""
+    options = {"checkpoint": folder, "checkpoint_every": every, "keep": keep}
+    options = {name: value for name, value in options.items() if value is not None}
+    if options and folder is None:
+        name, value = next(iter(options.items()))
+        raise InputError(
+            f"{name.replace('_', '-')}: got {value} without a folder for checkpoints; give --checkpoint FOLDER too"
+        )
+    return options
 
 
 def toml_value(value: str) -> Any:

@@ -77,6 +77,33 @@ def whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
         raise
 
 
+def clear_left(folder: str | os.PathLike, names: str) -> None:
+    """Remove what `whole` left of its temporary files where the process was killed.
+
+    Args:
+        folder: where the files stand; it need not be there.
+        names: of the files that were to be written, as a glob pattern.
+    """
+    for temporary in Path(folder).glob(f".{names}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def check_folder(folder: str | os.PathLike, name: str) -> None:
+    """InputError unless a file can be written in this folder. It is made, as are those above.
+
+    Args:
+        name: what the person who gave the folder calls it, for the message.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # tried, not asked: os.access says yes to root everywhere
+            pass
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise InputError(f"{name}: got {folder}, which cannot be written ({reason}); give a folder that can") from None
+
+
 def _writable(folder: Path) -> bool:
     # Tried, not asked: os.access says yes to root on a read-only file system.
     try:

@@ -15,6 +15,8 @@ import os
 import platform
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from glob import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from . import __version__
 from .errors import InputError
-from .files import whole
+from .files import clear_left, whole
 from .recipe import Recipe
 from .training import StepRecord, Training
 
@@ -145,17 +147,22 @@ def write(path: str | os.PathLike, header: dict[str, Any], records: Iterable[Ste
 def record_to(path: str | os.PathLike, training: Training, keep_weights: bool = False) -> Iterator[StepRecord]:
     """Iterate over a training run and write it to `path` as it goes.
 
+    A run that goes on from a checkpoint is written from its first step, so that every step stands in the file once.
+
     Args:
         path: NAME.jsonl. Folders above it are made. While it runs the lines go to NAME.jsonl.partial.
         training: what `train(recipe)` returned.
         keep_weights: keep W_Q and W_K of every layer as they are at the end, as float16, in NAME.npz.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    header, records = header_of(training), []
-    with open(partial, "wb") as file:
-        file.write(_line(header))
+    header = header_of(training)
+    records = list(islice(training, training.resumed or 0))
+    for name in (path.name, weights_path(path).name):
+        clear_left(path.parent, escape(name))
+    write(partial, header, records)  # whole: what was kept of this run before is not lost on the way
+    yield from records
+    with open(partial, "ab") as file:
         for record in training:
             records.append(record)
             file.write(_line(record.to_dict()))

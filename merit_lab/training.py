@@ -4,11 +4,18 @@
         print(record.step, record.train_loss)
 
 Who iterates decides: not calling `next` is pause, leaving the loop is stop, `zip(train(a), train(b))` is lockstep.
-The trainer knows nothing of progress bars, files or widgets.
+The trainer knows nothing of progress bars, recorded runs or widgets.
+
+    train(recipe, checkpoint="results/merit", checkpoint_every=25)
+
+keeps checkpoints in that folder, and goes on from the newest one where there is one: it then yields the records that
+were kept, at once, and after them the others, so that whoever iterates sees every step once. checkpoint.py has the
+rest.
 """
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,6 +25,7 @@ import torch
 from torch import Tensor
 
 from . import optim, probes, text
+from .checkpoint import Checkpoints
 from .errors import InputError
 from .models import GPT2
 from .probes import round_
@@ -75,14 +83,29 @@ class StepRecord:
         return cls(**values)
 
 
-def train(recipe: Recipe, corpus: text.Corpus | None = None) -> "Training":
+def train(
+    recipe: Recipe,
+    corpus: text.Corpus | None = None,
+    *,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 2,
+) -> "Training":
     """A training run of this recipe, ready to be iterated over.
 
     Args:
         recipe: what to train.
         corpus: the recipe's text, if it is loaded already; otherwise it is loaded here.
+        checkpoint: a folder for the checkpoints of this run alone, made as needed. The run goes on from the newest
+            good one in it, bit for bit on the same machine. None: no checkpoints, and no file.
+        checkpoint_every: steps between two; None: ten in a run. The last step always has one.
+        keep: how many of them are kept.
+
+    Raises:
+        InputError: the folder cannot be written, or its checkpoints are damaged, or of another recipe, text or format.
+            Also from the iterator, where a checkpoint cannot be written: the disk is full, the folder gone.
     """
-    return Training(recipe, corpus)
+    return Training(recipe, corpus, checkpoint, checkpoint_every, keep)
 
 
 class Training(Iterator[StepRecord]):
@@ -90,19 +113,34 @@ class Training(Iterator[StepRecord]):
 
     Attributes:
         recipe, corpus, model, optimizer, device.
+        precision: "fp32" or "bf16", what the recipe's comes to on the device.
         n_steps: how many records there will be, unless the run diverges.
         last: the latest record, None before the first.
+        checkpoints: the run's Checkpoints.
+        resumed: the step that the run goes on from, None if it begins. Records up to there come from the checkpoint,
+            while the model is that step's.
     """
 
-    def __init__(self, recipe: Recipe, corpus: text.Corpus | None = None):
+    def __init__(
+        self,
+        recipe: Recipe,
+        corpus: text.Corpus | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        checkpoint_every: int | None = None,
+        keep: int = 2,
+    ):
         self.recipe = recipe
+        self.checkpoints = Checkpoints(checkpoint, checkpoint_every, keep, recipe.n_steps)
         self.device = pick_device(recipe.device)
         self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
         self.model = build_model(recipe, self.corpus).to(self.device)
         self.optimizer = build_optimizer(recipe, self.model)
         self.n_steps = recipe.n_steps
         self.last: StepRecord | None = None
+        self.precision = pick_precision(self.device, recipe.precision)
         self._autocast = autocast(self.device, recipe.precision)
+        self._kept = [StepRecord.from_dict(values) for values in self.checkpoints.resume(self)]
+        self.resumed = self._kept[-1].step if self._kept else None
         self._records = self._run()
 
     def __next__(self) -> StepRecord:
@@ -119,8 +157,12 @@ class Training(Iterator[StepRecord]):
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def _run(self):
-        recipe, started = self.recipe, time.perf_counter()
-        for step in range(1, self.n_steps + 1):
+        yield from self._kept
+        before = self._kept[-1] if self._kept else None
+        if before is not None and before.diverged:
+            return
+        recipe, started = self.recipe, time.perf_counter() - (before.seconds if before else 0.0)
+        for step in range(before.step + 1 if before else 1, self.n_steps + 1):
             lr = learning_rate(step, self.n_steps, recipe.lr, warmup=recipe.warmup, final=recipe.final_lr)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -139,6 +181,7 @@ class Training(Iterator[StepRecord]):
                 # A gradient that is not finite while the loss is: leave the step out, nothing becomes NaN.
                 self._step(record, take=math.isfinite(record.grad_norm))
             record.seconds = round_(time.perf_counter() - started)
+            self.checkpoints.take(self, record)
             yield record
             if record.diverged:
                 return
@@ -300,11 +343,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def pick_precision(device: torch.device, name: str) -> str:
+    """"auto" is "bf16" on a CUDA device that has it, else "fp32"."""
+    if name == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return name
+
+
 def autocast(device: torch.device, precision: str):
-    """The precision's context: bf16 autocast or nothing. "auto" is bf16 on a CUDA device that has it."""
-    if precision == "auto":
-        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    """The precision's context: bf16 autocast or nothing. "auto" as `pick_precision` says."""
+    bf16 = pick_precision(device, precision) == "bf16"
+    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
 
 
 def is_due(step: int, every: int, n_steps: int) -> bool:
