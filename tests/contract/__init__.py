@@ -4,6 +4,8 @@
     pytest tests/contract --optimizer mypackage.MyOptimizer     # your own, alone; the option may stand twice
     pytest tests/contract --optimizer mypackage.mine:SUBJECT    # your own, with what it does otherwise said in words
 
+The option is known where tests/contract is named; a run of all of tests/ puts this project's through.
+
 The cases are in test_rows.py, one function each. A case runs for every subject (subject.py) in float32, bfloat16 and
 float64. What comes out is compared with numbers that stand in the case, worked out by hand or by the plain loops of
 oracle.py, not with another optimizer.
@@ -20,4 +22,6 @@ Where your optimizer keeps a promise otherwise, do not skip the case: name a `Su
     SUBJECT = Subject("mine", MyOptimizer, differs={"once": "warns, and steps the parameter twice"})
 
 `Subject` also takes what lets the cases know its numbers (`rule`, `corrected`, `reference`). A skipped case fails.
+A class
+of torch.optim is taken to differ as subject.TORCH says.
 """
