@@ -22,6 +22,5 @@ Where your optimizer keeps a promise otherwise, do not skip the case: name a `Su
     SUBJECT = Subject("mine", MyOptimizer, differs={"once": "warns, and steps the parameter twice"})
 
 `Subject` also takes what lets the cases know its numbers (`rule`, `corrected`, `reference`). A skipped case fails.
-A class
-of torch.optim is taken to differ as subject.TORCH says.
+A class of torch.optim is taken to differ as subject.TORCH says.
 """
