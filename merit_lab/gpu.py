@@ -179,7 +179,7 @@ def run_tests(deadline: Deadline, paths: list[Path] | None = None) -> dict:
         if root is None:
             return {"state": "left out", "why": "there are no tests beside an installed package"}
         # These files alone: others may import what a machine without Jupyter lacks.
-        paths = [path for path in sorted((root / "tests").glob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
+        paths = [path for path in sorted((root / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         # Without plugins, and without the project's options, which need some.
