@@ -63,6 +63,12 @@ def compare_pass(shape, dtype, grad_dtype, squares, lines, device="cpu"):
         assert (a is None) == (b is None)
         if a is not None:
             assert_close(a, b, dtype)
+    if not squares:
+        norms = [random(70, seed=seed).abs().to(device, dtype) for seed in (1, 2)]
+        norms[0][:3], norms[1][2:5] = torch.tensor([0.0, torch.nan, 1.0]), torch.tensor([0.0, torch.nan, 1e-300])
+        for guards, least in ((True, None), (True, norms[0][9:10]), (False, norms[0][1:2]), (False, None)):
+            found, expected = (kernels.ratio(*norms, guards, least) for kernels in (fast_triton, fast_tiles))
+            assert_close(found, expected)
     rows, columns = random(len(w), 1).abs().to(w), random(1, w.shape[1], seed=1).abs().to(w)
     if len(w) > 9:
         rows[1], rows[2], columns[0, 1], columns[0, 2] = torch.inf, torch.nan, torch.inf, torch.nan
