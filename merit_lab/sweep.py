@@ -610,17 +610,14 @@ class Pool:
         path = self.path(name)
         try:
             found = files.from_json(files.read_bytes(path))
-            if not isinstance(found, dict) or not {"row", "curve"} <= found.keys():
-                raise ValueError("it has no row and curve")
-            if not isinstance(found["curve"], list) or not all(isinstance(point, dict) for point in found["curve"]):
-                raise ValueError("its curve is no list of points")
-            _check_row(found["row"], name)
+            _check_result(found, name)
             return {"row": found["row"], "curve": found["curve"]}
         except (OSError, ValueError) as error:
             raise InputError(f"sweep: {path} cannot be read as a finished run ({error})") from None
 
     def keep(self, name: str, result: dict[str, Any]) -> None:
-        """Write a finished run, whole. A damaged file in its place is set aside as NAME.damaged1, 2, …"""
+        """Write a finished run, whole; ValueError for a result that `read` would refuse. A damaged file in its place is set aside as NAME.damaged1, 2, …"""
+        _check_result(result, name)  # else it would count as missing, and be made again for ever
         if name in self._damaged:
             os.replace(self.path(name), self.damaged(name))
             self._damaged.remove(name)
@@ -638,14 +635,19 @@ class Pool:
         return spent
 
 
-def _check_row(row: Any, name: str) -> None:
-    """ValueError unless a sweep can go on from this row: from its recipe, its loss and how long it took."""
+def _check_result(result: Any, name: str) -> None:
+    """ValueError unless a sweep can go on from this result: from its recipe, its loss and how long it took."""
+    if not isinstance(result, dict) or not {"row", "curve"} <= result.keys():
+        raise ValueError("it has no row and curve")
+    if not isinstance(result["curve"], list) or not all(isinstance(point, dict) for point in result["curve"]):
+        raise ValueError("its curve is no list of points")
+    row = result["row"]
     if not isinstance(row, dict):
         raise ValueError(f"its row is {shown(row)}, expected a table")
-    for name, least in (("seconds", 0), ("tokens", 1)):
-        value = row.get(name)
+    for column, least in (("seconds", 0), ("tokens", 1)):
+        value = row.get(column)
         if type(value) not in (int, float) or not least <= value <= LARGEST_COUNT:
-            raise ValueError(f"{name} is {shown(value)}, expected a number ≥ {least}")
+            raise ValueError(f"{column} is {shown(value)}, expected a number ≥ {least}")
     loss = row.get("val_loss", "missing")
     if loss is not None and (type(loss) not in (int, float) or not 0 <= loss <= LARGEST_COUNT):
         raise ValueError(f"val_loss is {shown(loss)}, expected a number ≥ 0, or null for a run that diverged")
@@ -796,8 +798,11 @@ def work(sweep: Sweep, pool: Pool, engine: "Engine") -> Iterator[Progress]:
                 finished, error = running.pop(name), None
                 ran += 1
                 if isinstance(result, dict):
-                    pool.keep(name, result)
-                else:
+                    try:
+                        pool.keep(name, result)
+                    except ValueError as why:
+                        result = f"the run came back damaged: {why}"
+                if not isinstance(result, dict):
                     error = result
                     failed.add(name)
                     files.write_whole(pool.failed(name), error + "\n")
