@@ -93,8 +93,10 @@ class StepRecord:
 
 
 def _is_number(value) -> bool:
-    """A real number, NaN and infinity among them: a run that diverges has both. Whole ones must fit a float."""
-    return isinstance(value, float) or (_is_whole(value) and abs(value) <= LARGEST_COUNT)
+    """A real number, NaN and infinity among them: a run that diverges has both. float32 measures no 1e100."""
+    if isinstance(value, float):
+        return not math.isfinite(value) or abs(value) < 1e100
+    return _is_whole(value) and abs(value) <= LARGEST_COUNT
 
 
 def _is_whole(value) -> bool:
