@@ -481,7 +481,9 @@ def test_weights_that_are_garbage(place, content):
 # -- texts -------------------------------------------------------------------------------------------------------
 
 STORY = ("It was a dark and stormy night; " * 12).encode()
-TEXT_TOKENS = (b"\xed\xa0\x80", b"\xff", b"\x00", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\xc3\xa9", b"\x0c", b"\xe2\x80\xa8")
+TEXT_TOKENS = (
+    b"\xed\xa0\x80", b"\xff", b"\x00", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\xc3\xa9", b"\x0c", b"\xe2\x80\xa8",
+)  # fmt: skip
 CONTENTS = st.one_of(
     damaged(STORY, TEXT_TOKENS),
     st.binary(max_size=30),
