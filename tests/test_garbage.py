@@ -12,6 +12,7 @@ import math
 import os
 import pickle
 import random
+import shutil
 import warnings
 from collections import Counter
 from datetime import date
@@ -25,7 +26,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from merit_lab import Recipe, figures, runs, text
+from merit_lab import Recipe, figures, runs, text, train
 from merit_lab import sweep as sweeps
 from merit_lab.corpora import _hash_of_files
 from merit_lab.errors import InputError, shown
