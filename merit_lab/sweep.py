@@ -616,7 +616,10 @@ class Pool:
             raise InputError(f"sweep: {path} cannot be read as a finished run ({error})") from None
 
     def keep(self, name: str, result: dict[str, Any]) -> None:
-        """Write a finished run, whole; ValueError for a result that `read` would refuse. A damaged file in its place is set aside as NAME.damaged1, 2, …"""
+        """Write a finished run, whole; ValueError for a result that `read` would refuse.
+
+        A damaged file in its place is set aside as NAME.damaged1, 2, …
+        """
         _check_result(result, name)  # else it would count as missing, and be made again for ever
         if name in self._damaged:
             os.replace(self.path(name), self.damaged(name))

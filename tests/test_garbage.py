@@ -169,7 +169,7 @@ def sound(recipe):
     assert sweeps.run_name(recipe)
 
 
-@settings(max_examples=1600)
+@settings(max_examples=1200)
 @given(field=st.sampled_from(FIELDS), value=HOSTILE)
 @example("lr", 10**400)
 @example("tokens", 10**5000)
@@ -550,7 +550,7 @@ def test_the_hash_of_a_folder_tells_names_apart_that_are_not_utf8(place):
     assert one != other
 
 
-@settings(max_examples=900)
+@settings(max_examples=600)
 @given(
     st.one_of(
         st.text(max_size=20),
@@ -922,7 +922,7 @@ def unpacked(kept, place):
     return folder
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data(), name=st.sampled_from([f"step-{step:06d}.checkpoint" for step in (1, 2, 3)]))
 def test_a_checkpoint_after_accidents(kept, place, data, name):
     folder = unpacked(kept, place)
