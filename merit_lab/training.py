@@ -17,7 +17,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -26,11 +26,11 @@ from torch import Tensor
 
 from . import optim, probes, text
 from .checkpoint import Checkpoints
-from .errors import InputError
+from .errors import InputError, shown
 from .models import GPT2
 from .probes import round_
 from .qk_clip import qk_clip
-from .recipe import Recipe
+from .recipe import LARGEST_COUNT, Recipe
 from .schedule import learning_rate
 
 PROBE_SEQUENCES = 8  # attention is measured on this many held-out sequences, the same along a run
@@ -79,8 +79,91 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, values: dict) -> "StepRecord":
-        """The record that `to_dict` wrote."""
+        """The record that `to_dict` wrote. InputError that names the field for whatever a run cannot have recorded."""
+        if not isinstance(values, dict):
+            raise InputError(f"record: got {shown(values)}, expected a table of field = value")
+        kinds = {f.name: f for f in dataclasses.fields(cls)}
+        for name, value in values.items():
+            if name not in kinds:
+                raise InputError(f"record: got an unknown field {shown(name)}, expected one of {', '.join(kinds)}")
+            if value is None and kinds[name].default is None:
+                continue
+            good, expected = RECORDED[name]
+            if not good(value):
+                raise InputError(f"record: {name}: got {shown(value)}, expected {expected}")
+        for name, kind in kinds.items():
+            if kind.default is dataclasses.MISSING and name not in values:
+                raise InputError(f"record: {name} is missing")
         return cls(**values)
+
+
+# -- what a record may hold, for files that came from elsewhere -----------------------------------------------------
+
+
+def _is_number(value) -> bool:
+    """A real number, NaN and infinity among them: a run that diverges has both. float32 measures no 1e100."""
+    if isinstance(value, float):
+        return not math.isfinite(value) or abs(value) < 1e100
+    return _is_whole(value) and abs(value) <= LARGEST_COUNT
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_count(value, least=0) -> bool:
+    return _is_whole(value) and least <= value <= LARGEST_COUNT
+
+
+def _is_list(value) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
+
+
+def _is_table(value) -> bool:
+    rows = isinstance(value, list) and bool(value) and all(map(_is_list, value))
+    return rows and len({len(row) for row in value}) == 1
+
+
+def _has(value, kinds: dict) -> bool:
+    return isinstance(value, dict) and value.keys() == kinds.keys() and all(kinds[k](v) for k, v in value.items())
+
+
+def _is_largest_logit(value) -> bool:
+    places = dict.fromkeys(("layer", "head", "sequence", "query", "key"), _is_count)
+    if not _has(value, places | {"logit": _is_number, "softmax": _is_list}):
+        return False
+    return value["key"] <= value["query"] and len(value["softmax"]) == value["query"] + 1
+
+
+def _is_ratios(value) -> bool:
+    summary = dict.fromkeys(probes.RatioSummary._fields, _is_number) | {"quantiles": _is_list}
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and _has(ratios, summary) and len(ratios["quantiles"]) == 5
+        for name, ratios in value.items()
+    )
+
+
+_NUMBER = _is_number, "a number"
+_TABLE = _is_table, "a list for each layer of a number for each head"
+RECORDED: dict[str, tuple[Callable, str]] = {  # field of StepRecord -> its check, and what it expects in words
+    "step": (lambda value: _is_count(value, least=1), "a whole number ≥ 1"),
+    "tokens": (_is_count, "a whole number ≥ 0"),
+    "lr": _NUMBER,
+    "train_loss": _NUMBER,
+    "grad_norm": _NUMBER,
+    "seconds": _NUMBER,
+    "diverged": (lambda value: isinstance(value, bool), "true or false"),
+    "val_loss": _NUMBER,
+    "max_attention_logit": _TABLE,
+    "max_attention_logit_signed": _TABLE,
+    "attention_entropy": _TABLE,
+    "largest_logit": (_is_largest_logit, "the fields of probes.LargestLogit, a softmax over the keys up to query"),
+    "ratios": (_is_ratios, "for each parameter the fields of probes.RatioSummary"),
+    "clipped_heads": (_is_count, "a whole number ≥ 0"),
+    "noise_scale": (
+        lambda value: _has(value, {"gradient_sq": _is_number, "trace": _is_number}), "gradient_sq and trace, numbers",
+    ),
+}  # fmt: skip
 
 
 def train(
