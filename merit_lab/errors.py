@@ -7,3 +7,11 @@ class InputError(ValueError):
     The message names what came, what was expected and what to do. The command line prints it
     without a traceback and exits with code 2.
     """
+
+
+class RankError(RuntimeError):
+    """A run on several ranks cannot go on, since one of them has ended or does not answer.
+
+    The message names the rank that noticed, the cause and what to do. The command line prints it without a
+    traceback and exits with code 1.
+    """

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import optim, probes, text
+from . import distributed, optim, probes, text
 from .errors import InputError
 from .models import GPT2
+from .optim.sharded import whole_norms
 from .probes import round_
 from .qk_clip import qk_clip
 from .recipe import Recipe
@@ -75,14 +76,16 @@ class StepRecord:
         return cls(**values)
 
 
-def train(recipe: Recipe, corpus: text.Corpus | None = None) -> "Training":
+def train(recipe: Recipe, corpus: text.Corpus | None = None, parallel: str | None = None) -> "Training":
     """A training run of this recipe, ready to be iterated over.
 
     Args:
         recipe: what to train.
         corpus: the recipe's text, if it is loaded already; otherwise it is loaded here.
+        parallel: "ddp" or "fsdp" among the ranks that torchrun started (see distributed.py), each of which calls this
+            and iterates. None is "ddp" where there are several ranks, else one process.
     """
-    return Training(recipe, corpus)
+    return Training(recipe, corpus, parallel)
 
 
 class Training(Iterator[StepRecord]):
@@ -90,15 +93,20 @@ class Training(Iterator[StepRecord]):
 
     Attributes:
         recipe, corpus, model, optimizer, device.
+        ranks: this process among those that train together (distributed.Ranks).
         n_steps: how many records there will be, unless the run diverges.
         last: the latest record, None before the first.
     """
 
-    def __init__(self, recipe: Recipe, corpus: text.Corpus | None = None):
+    def __init__(self, recipe: Recipe, corpus: text.Corpus | None = None, parallel: str | None = None):
         self.recipe = recipe
-        self.device = pick_device(recipe.device)
-        self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
+        device = pick_device(recipe.device)
+        with distributed.one_at_a_time():
+            self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
+        self.ranks = distributed.join(parallel, device, recipe.batch_size)
+        self.device = self.ranks.device
         self.model = build_model(recipe, self.corpus).to(self.device)
+        self._called = self.ranks.take(self.model)  # the model as it is called in training
         self.optimizer = build_optimizer(recipe, self.model)
         self.n_steps = recipe.n_steps
         self.last: StepRecord | None = None
@@ -106,7 +114,8 @@ class Training(Iterator[StepRecord]):
         self._records = self._run()
 
     def __next__(self) -> StepRecord:
-        self.last = next(self._records)
+        with self.ranks.naming_failures():
+            self.last = next(self._records)
         return self.last
 
     def __len__(self) -> int:
@@ -152,13 +161,12 @@ class Training(Iterator[StepRecord]):
         self.optimizer.zero_grad(set_to_none=True)
         micro = recipe.micro_batch_size or min(recipe.batch_size, LARGEST_MICRO_BATCH)
         total = torch.zeros((), device=self.device)
-        for piece_x, piece_y in zip(x.split(micro), y.split(micro), strict=True):
-            share = len(piece_x) / len(x)  # the last piece may be smaller
+        for piece_x, piece_y, weight in self.ranks.micro_batches(x, y, micro):
             with self._autocast:
-                _, loss = self.model(piece_x.to(self.device), piece_y.to(self.device))
-            (loss * share).backward()
-            total += loss.detach() * share
-        return total.item()
+                _, loss = self._called(piece_x.to(self.device), piece_y.to(self.device))
+            (loss * weight).backward()
+            total += loss.detach() * weight
+        return self.ranks.mean(total).item()
 
     def _step(self, record, take: bool):
         recipe, step = self.recipe, record.step
@@ -182,8 +190,8 @@ class Training(Iterator[StepRecord]):
         recipe = self.recipe
         n_sequences = min(QK_CLIP_SEQUENCES, recipe.batch_size)
         x, _ = text.batch(self.corpus.train, recipe.block_size, n_sequences, seed=recipe.seed, step=step)
-        with self._autocast:
-            largest = qk_clip(self.model, x.to(self.device), recipe.qk_clip)  # (n_layer, n_head)
+        with self.ranks.whole_model(write_back=True) as model, self._autocast:
+            largest = qk_clip(model, x.to(self.device), recipe.qk_clip)  # (n_layer, n_head)
         return int((largest > recipe.qk_clip).sum())
 
     # -- measuring -----------------------------------------------------------------------------------------------
@@ -194,7 +202,7 @@ class Training(Iterator[StepRecord]):
         switches = {name: group[name] for name in ("ratio", "bound") if name in group}
         for name, parameter in self.model.named_parameters():
             if parameter in self.optimizer.explained:
-                summary = probes.ratios(self.optimizer.explain(parameter), **switches)
+                summary = probes.ratios(self.ranks.whole(self.optimizer.explain(parameter)), **switches)
                 if summary is not None:
                     record.ratios[name] = summary._asdict()
         self.optimizer.unwatch()
@@ -211,20 +219,20 @@ class Training(Iterator[StepRecord]):
     def attention(self) -> probes.AttentionProbe:
         """Attention logits now, on the fixed probe batch."""
         x, _ = self.held_out(PROBE_SEQUENCES)
-        with self._autocast:
-            return probes.attention(self.model, x)
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.attention(model, x)
 
     def val_loss(self, n_sequences: int | None = None) -> float:
         """Validation loss now, nats a token, over evenly spaced held-out sequences."""
         x, y = self.held_out(n_sequences or self.recipe.eval_sequences)
-        with self._autocast:
-            return probes.mean_loss(self.model, x, y, self._evaluated_at_once())
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.mean_loss(model, x, y, self._evaluated_at_once())
 
     def train_loss(self, n_sequences: int) -> float:
         """Loss now on evenly spaced sequences of the training text, nats a token: to set beside `val_loss`."""
         x, y = text.fixed_batches(self.corpus.train, self.recipe.block_size, n_sequences)
-        with self._autocast:
-            return probes.mean_loss(self.model, x.to(self.device), y.to(self.device), self._evaluated_at_once())
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.mean_loss(model, x.to(self.device), y.to(self.device), self._evaluated_at_once())
 
     def _evaluated_at_once(self) -> int:
         """Sequences in a forward pass: few where the vocabulary is large. Not the micro-batch, for then a run's
@@ -239,8 +247,8 @@ class Training(Iterator[StepRecord]):
         They are drawn as a batch is, so that their noise is a batch's; as step 0's, which no run trains on.
         """
         x, y = text.batch(self.corpus.train, self.recipe.block_size, NOISE_SEQUENCES, seed=0, step=0)
-        with self._autocast:
-            return probes.noise_scale(self.model, x.to(self.device), y.to(self.device), piece=NOISE_PIECE)
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.noise_scale(model, x.to(self.device), y.to(self.device), piece=NOISE_PIECE)
 
     def held_out(self, n_sequences: int) -> tuple[Tensor, Tensor]:
         """Evenly spaced held-out sequences and their targets, the same for every seed: each (N, block_size)."""
@@ -279,9 +287,7 @@ def clip_gradients(parameters, max_norm: float | None) -> Tensor:
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
-    norms = [
-        torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)).float() for grad in grads
-    ]
+    norms = whole_norms(grads)
     norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     if max_norm is not None and torch.isfinite(norm) and norm > max_norm:
         for grad in grads:
