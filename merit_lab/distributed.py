@@ -328,7 +328,7 @@ def save_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced,
         shutil.rmtree(partial, ignore_errors=True)
     _meet()
     numbers = {"step": torch.tensor(step), "skipped_steps": torch.tensor(optimizer.skipped_steps)}
-    dcp.save(_tensors(model, optimizer) | numbers, checkpoint_id=partial)
+    dcp.save(_tensors(model, optimizer) | numbers, checkpoint_id=partial, no_dist=not dist.is_initialized())
     if first:
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
@@ -369,7 +369,7 @@ def load_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced)
     if differing:
         raise InputError(f"checkpoint: {folder} is of another model or optimizer; {differing[0]} differs")
     try:
-        dcp.load(wanted, checkpoint_id=folder)
+        dcp.load(wanted, checkpoint_id=folder, no_dist=not dist.is_initialized())
     except CheckpointException as error:
         raise InputError(f"checkpoint: {folder} cannot be read ({_cause(error)}); take an older one") from error
     optimizer.skipped_steps = int(wanted["skipped_steps"])
