@@ -4,6 +4,7 @@ The ranks are started twice, two and four of them; each runs everything and leav
 """
 
 import dataclasses
+import multiprocessing
 import os
 import re
 import signal
@@ -213,6 +214,9 @@ def loaded(name, folder, spread=lambda x: x):
     return go_on(model, optimizer, range(4, 6), spread)
 
 
+PARTS = ("checkpoint", "fsdp", "tensor")
+
+
 # -- the ranks -----------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +276,9 @@ def four(folder, two):
 
 
 def start_ranks(size, folder):
-    mp.spawn(on_a_rank, (size, str(folder)), nprocs=size)
+    # From a process that has imported it all: six imports of torch at a time take minutes on a busy machine.
+    multiprocessing.set_forkserver_preload(["merit_lab.training", *(f"torch.distributed.{name}" for name in PARTS)])
+    mp.start_processes(on_a_rank, (size, str(folder)), nprocs=size, start_method="forkserver")
     return [torch.load(folder / f"{size}-{rank}.pt", weights_only=False) for rank in range(size)]
 
 
