@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import signal
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -328,7 +329,9 @@ def save_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced,
         shutil.rmtree(partial, ignore_errors=True)
     _meet()
     numbers = {"step": torch.tensor(step), "skipped_steps": torch.tensor(optimizer.skipped_steps)}
-    dcp.save(_tensors(model, optimizer) | numbers, checkpoint_id=partial, no_dist=not dist.is_initialized())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is meant
+        dcp.save(_tensors(model, optimizer) | numbers, checkpoint_id=partial)
     if first:
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
@@ -369,7 +372,9 @@ def load_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced)
     if differing:
         raise InputError(f"checkpoint: {folder} is of another model or optimizer; {differing[0]} differs")
     try:
-        dcp.load(wanted, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            dcp.load(wanted, checkpoint_id=folder)
     except CheckpointException as error:
         raise InputError(f"checkpoint: {folder} cannot be read ({_cause(error)}); take an older one") from error
     optimizer.skipped_steps = int(wanted["skipped_steps"])

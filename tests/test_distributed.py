@@ -338,16 +338,25 @@ def test_whether_a_shard_is_empty(shape, mesh, dims, empty):
     assert leaves_a_shard_empty(shape, mesh, placements) is empty
 
 
-def test_what_a_step_costs(ranks):
-    two, four = ranks[2][0], ranks[4][0]
-    # AdamW looks at each element for itself. LAMB asks for two norms.
-    for place in PLACEMENTS[2]:
-        assert two["collectives", place]["AdamW"] == ({}, 0)
-        assert two["collectives", place]["LAMB"] == ({"all_reduce": 2}, 2)
-        assert two["collectives", place]["plain"] == ({"all_reduce": 1}, 15)
-    for place in ("rows", "columns"):
-        print(place, two["collectives", place]["MERIT"])
-    print({place: four["collectives", place] for place in PLACEMENTS[4]})
+@pytest.mark.parametrize("size, place", [(size, place) for size in (2, 4) for place in PLACEMENTS[size]])
+def test_what_a_step_costs(ranks, size, place):
+    _, dims = PLACEMENTS[size][place]
+    cuts = sum(dim is not None for dim in dims)  # dimensions of the mesh to reduce over
+    for rank in ranks[size]:
+        found = rank["collectives", place]
+        assert found["plain"] == ({"all_reduce": 1}, 15)
+        assert found["AdamW"] == ({}, 0)  # it looks at each element for itself
+        # Two norms, each reduced anew wherever it is used: 2 and 3 times.
+        assert found["LAMB"] == ({"all_reduce": 5 * cuts}, 5 * cuts)
+        if (size, place) in MERIT_COSTS:
+            assert found["MERIT"] == MERIT_COSTS[size, place]
+
+
+MERIT_COSTS = {  # of a (6, 4) weight. Of its rows four ranks have 2, 2, 2 and none: they are gathered
+    (4, "rows"): ({"all_gather": 6}, 48),
+    (4, "rows twice"): ({"all_reduce": 20}, 50),
+    (4, "columns, replicated"): ({"all_reduce": 10}, 35),
+}
 
 
 # -- training ------------------------------------------------------------------------------------------------------
