@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from . import __version__
-from .errors import InputError
+from .errors import InputError, RankError
 
 try:
     import typer
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .training import StepRecord, Training
 
 FAILED, WRONG_INPUT, STOPPED = 1, 2, 130  # exit codes
+RANK = int(os.environ.get("RANK", 0)) if "MASTER_ADDR" in os.environ else 0  # among torchrun's processes
 FIGURE_PACKAGES = ("matplotlib", "seaborn", "pandas", "PIL")
 
 
@@ -50,12 +51,17 @@ class Commands(TyperGroup):
     def invoke(self, ctx):
         """Run the command that was asked for."""
         with warnings.catch_warnings():
+            if RANK:
+                warnings.simplefilter("ignore")  # rank 0 says it
             warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
             try:
                 return super().invoke(ctx)
             except InputError as error:
                 say(f"error: {error}")
                 raise typer.Exit(WRONG_INPUT) from None
+            except RankError as error:
+                say(f"error: {error}")
+                raise typer.Exit(FAILED) from None
             except KeyboardInterrupt:
                 stop("stopped")
             except BrokenPipeError:
@@ -172,6 +178,13 @@ CheckpointEvery = Annotated[
     int | None, typer.Option(parser=whole, metavar="N", help="Steps between checkpoints; else ten in a run.")
 ]
 Keep = Annotated[int | None, typer.Option(parser=whole, metavar="K", help="How many checkpoints are kept; else 2.")]
+Parallel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Under torchrun: ddp (each rank holds the whole model, the default) or fsdp (each holds a share of it).",
+    ),
+]
 KeepWeights = Annotated[
     bool, typer.Option("--keep-weights", help="Keep the last query and key weights beside the run, as .npz.")
 ]
@@ -235,6 +248,7 @@ def compare(
     rates = learning_rates(lr or [])
     names = [name.strip() for name in optimizers.split(",") if name.strip()]
     checkpoints = checkpoint_options(checkpoint, checkpoint_every, keep)
+    refuse_ranks("compare")
 
     from . import compare as comparing
     from . import text as texts
@@ -281,6 +295,7 @@ def compare(
         "train --text file:my.txt --set model.qk_norm=true --set optimizer_args.clip=false",
         "train --recipe compare --out results/merit.jsonl --checkpoint results/merit --checkpoint-every 10",
     )
+    + "\n\n- `torchrun --nproc-per-node 2 -m merit_lab train --recipe tiny --parallel fsdp`"
 )
 def train(
     recipe: RecipeOption = "tiny",
@@ -301,6 +316,7 @@ def train(
     device: Device = None,
     precision: Precision = None,
     assignments: Set = None,
+    parallel: Parallel = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="RUN.jsonl", help="Record the run to this file; else it is only shown."),
@@ -318,6 +334,8 @@ def train(
     While it runs, lines go to RUN.jsonl.partial; RUN.jsonl appears, or is replaced, when the run is complete.
     Ctrl-C stops at once and keeps the partial file. With --checkpoint the same command then goes on where
     it was, also after a kill, and the recorded run holds every step once.
+
+    torchrun starts several processes of it that train together; the batch is the batch of all of them.
     """
     fields = given(
         assignments,
@@ -339,7 +357,7 @@ def train(
     checkpoints = checkpoint_options(checkpoint, checkpoint_every, keep)
 
     from . import compare as comparing
-    from . import runs
+    from . import distributed, runs
     from . import text as texts
     from .training import train as start
 
@@ -347,10 +365,19 @@ def train(
     if out is not None:
         comparing.check_writable(out)
     chosen = entry.recipe
-    corpus = texts.load(chosen.text, block_size=chosen.block_size)
+    with distributed.one_at_a_time():
+        corpus = texts.load(chosen.text, block_size=chosen.block_size)
     step, training = 0, None
     try:
-        training = start(chosen, corpus, **checkpoints)
+        training = start(chosen, corpus, parallel, **checkpoints)
+        distributed.end_on_sigterm(training.ranks)
+        if training.ranks.rank > 0:  # it computes; rank 0 speaks
+            for _ in training if out is None else runs.record_to(out, training, keep_weights):
+                pass
+            if sample and not training.last.diverged:
+                written_by(training, sample)
+            distributed.leave()
+            return
         say(f"{chosen.optimizer} at lr {chosen.lr:g} ({entry.lr_from}): {describe(chosen, corpus)}")
         if out is not None and out.exists():
             say(f"there already, replaced when the new run is complete: {out}")
@@ -387,6 +414,7 @@ def train(
             "No sample: the weights are of a run that diverged." if run.diverged else written_by(training, sample)
         )
     typer.echo(f"Written: {out}" if out else "Not recorded; --out RUN.jsonl records a run.")
+    distributed.leave()
 
 
 @app.command(
@@ -424,6 +452,7 @@ def sweep(
     from . import text as texts
     from .training import pick_device
 
+    refuse_ranks("sweep")
     if engine not in ("local", "ray"):
         raise InputError(f"engine: got {engine!r}, expected local or ray")
     if workers == 0:
@@ -613,6 +642,12 @@ def learning_rates(pairs: list[str]) -> dict[str, float]:
     return rates
 
 
+def refuse_ranks(command: str) -> None:
+    """InputError where torchrun started several processes of a command that is one."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and "MASTER_ADDR" in os.environ:
+        raise InputError(f"{command} is one process: start it without torchrun, which is for the command train")
+
+
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
@@ -624,7 +659,8 @@ def say(*lines: str) -> None:
 
 def stop(*lines: str) -> NoReturn:
     """Say what became of an interrupted command, and exit."""
-    say(*lines)
+    if not RANK:
+        say(*lines)
     raise typer.Exit(STOPPED) from None
 
 
@@ -811,12 +847,13 @@ def written_by(training: "Training", characters: int) -> str:
     generator = torch.Generator(training.device).manual_seed(training.recipe.seed)
     tokens = torch.tensor([[int(corpus.val[0])]], device=training.device)  # (1, 1)
     sample = ""
-    while len(sample) < characters:
-        # GPT-2's tokens have some four characters each, ours one.
-        missing = characters - len(sample)
-        more = missing if corpus.tokenizer == "chars" else missing // 4 + 1
-        tokens = training.model.generate(tokens, more, temperature=0.8, generator=generator)  # (1, 1 + n)
-        sample = corpus.decode(tokens[0, 1:])
+    with training.ranks.whole_model() as model:
+        while len(sample) < characters:
+            # GPT-2's tokens have some four characters each, ours one.
+            missing = characters - len(sample)
+            more = missing if corpus.tokenizer == "chars" else missing // 4 + 1
+            tokens = model.generate(tokens, more, temperature=0.8, generator=generator)  # (1, 1 + n)
+            sample = corpus.decode(tokens[0, 1:])
     return "\n" + re.sub(r"[^\S\n]", " ", "".join(map(printable, sample[:characters]))) + "\n"
 
 

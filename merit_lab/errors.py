@@ -11,6 +11,14 @@ class InputError(ValueError):
     """
 
 
+class RankError(RuntimeError):
+    """A run on several ranks cannot go on, since one of them has ended or does not answer.
+
+    The message names the rank that noticed, the cause and what to do. The command line prints it without a
+    traceback and exits with code 1.
+    """
+
+
 def shown(value: Any, most: int = 200) -> str:
     """A value for a message: its repr, cut to `most` characters, and never an error of its own."""
     try:

@@ -191,6 +191,11 @@ def record_to(path: str | os.PathLike, training: Training, keep_weights: bool = 
         training: what `train(recipe)` returned.
         keep_weights: keep W_Q and W_K of every layer as they are at the end, as float16, in NAME.npz.
     """
+    if training.ranks.rank > 0:
+        yield from training
+        if keep_weights:
+            _query_key_weights(training)  # under "fsdp" rank 0 needs this rank's share
+        return
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     header = header_of(training)
@@ -206,8 +211,9 @@ def record_to(path: str | os.PathLike, training: Training, keep_weights: bool = 
             file.flush()
             yield record
     if keep_weights:
+        kept = _query_key_weights(training)
         with whole(weights_path(path)) as file:
-            np.savez_compressed(file, **_query_key_weights(training.model))
+            np.savez_compressed(file, **kept)
     write(path, header, records)
     partial.unlink()
 
@@ -223,6 +229,7 @@ def header_of(training: Training) -> dict[str, Any]:
         "n_head": training.model.config.n_head,
         "versions": {"merit_lab": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": machine(training.device),
+        "ranks": {"size": training.ranks.size, "parallel": training.ranks.mode},
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 
@@ -240,13 +247,14 @@ def weights_path(path: str | os.PathLike) -> Path:
     return path.with_name(path.name.split(".")[0] + ".npz")
 
 
-def _query_key_weights(model) -> dict[str, np.ndarray]:
+def _query_key_weights(training: Training) -> dict[str, np.ndarray]:
     kept = {}
-    for layer, block in enumerate(model.blocks):
-        query, key, _ = block.attention.query_key_value_weights()
-        kept[f"blocks.{layer}.attention.query.weight"] = query
-        kept[f"blocks.{layer}.attention.key.weight"] = key
-    return {name: weight.detach().cpu().numpy().astype(np.float16) for name, weight in kept.items()}
+    with training.ranks.whole_model() as model:
+        for layer, block in enumerate(model.blocks):
+            query, key, _ = block.attention.query_key_value_weights()
+            kept[f"blocks.{layer}.attention.query.weight"] = query
+            kept[f"blocks.{layer}.attention.key.weight"] = key
+        return {name: weight.detach().cpu().numpy().astype(np.float16) for name, weight in kept.items()}
 
 
 def _line(values: dict) -> bytes:

@@ -13,24 +13,24 @@ were kept, at once, and after them the others, so that whoever iterates sees eve
 rest.
 """
 
-import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from . import optim, probes, text
+from . import distributed, optim, probes, text
 from .checkpoint import Checkpoints
-from .errors import InputError, shown
+from .errors import InputError
 from .models import GPT2
+from .optim.sharded import whole_norms
 from .probes import round_
 from .qk_clip import qk_clip
-from .recipe import LARGEST_COUNT, Recipe
+from .recipe import Recipe
+from .record import StepRecord
 from .schedule import learning_rate
 
 PROBE_SEQUENCES = 8  # attention is measured on this many held-out sequences, the same along a run
@@ -41,134 +41,10 @@ LARGEST_MICRO_BATCH = 64
 LARGEST_EVALUATION = 1 << 29  # logits held at once for a validation loss: 10 sequences of GPT-2's
 
 
-@dataclass
-class StepRecord:
-    """What one optimizer step did. Fields below the line are None except at the steps where they are measured.
-
-    A record keeps no tensor: it is plain numbers, the same whether it comes from a live run or from a file.
-    """
-
-    step: int  # from 1
-    tokens: int  # seen so far
-    lr: float
-    train_loss: float  # nats a token, on this step's batch, before the step
-    grad_norm: float  # global ℓ2 norm of the gradients, before clipping
-    seconds: float  # since the run began, measuring included
-    diverged: bool = False  # the loss is not finite: this is the last record
-    # -- measured after the step, on held-out text --
-    val_loss: float | None = None  # nats a token
-    max_attention_logit: list[list[float]] | None = None  # n_layer x n_head, largest |z|
-    max_attention_logit_signed: list[list[float]] | None = None  # n_layer x n_head, largest z
-    attention_entropy: list[list[float]] | None = None  # n_layer x n_head, nats
-    largest_logit: dict | None = None  # probes.LargestLogit as a dict
-    ratios: dict[str, dict] | None = None  # parameter name -> probes.RatioSummary as a dict; empty for AdamW
-    # -- where the recipe asks for it --
-    clipped_heads: int | None = None  # heads, over all layers, that QK-clip scaled after this step
-    # {"gradient_sq": |G|², "trace": tr Σ} before the step, unbiased, so that gradient_sq may be below 0. Average each
-    # over several records before taking the ratio: probes.average_noise_scale.
-    noise_scale: dict[str, float] | None = None
-
-    @property
-    def peak_logit(self) -> float | None:
-        """Largest |attention logit| over all layers and heads, if measured."""
-        return max(map(max, self.max_attention_logit)) if self.max_attention_logit else None
-
-    def to_dict(self) -> dict:
-        """The fields that hold something."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-
-    @classmethod
-    def from_dict(cls, values: dict) -> "StepRecord":
-        """The record that `to_dict` wrote. InputError that names the field for whatever a run cannot have recorded."""
-        if not isinstance(values, dict):
-            raise InputError(f"record: got {shown(values)}, expected a table of field = value")
-        kinds = {f.name: f for f in dataclasses.fields(cls)}
-        for name, value in values.items():
-            if name not in kinds:
-                raise InputError(f"record: got an unknown field {shown(name)}, expected one of {', '.join(kinds)}")
-            if value is None and kinds[name].default is None:
-                continue
-            good, expected = RECORDED[name]
-            if not good(value):
-                raise InputError(f"record: {name}: got {shown(value)}, expected {expected}")
-        for name, kind in kinds.items():
-            if kind.default is dataclasses.MISSING and name not in values:
-                raise InputError(f"record: {name} is missing")
-        return cls(**values)
-
-
-# -- what a record may hold, for files that came from elsewhere -----------------------------------------------------
-
-
-def _is_number(value) -> bool:
-    """A real number, NaN and infinity among them: a run that diverges has both. float32 measures no 1e100."""
-    if isinstance(value, float):
-        return not math.isfinite(value) or abs(value) < 1e100
-    return _is_whole(value) and abs(value) <= LARGEST_COUNT
-
-
-def _is_whole(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_count(value, least=0) -> bool:
-    return _is_whole(value) and least <= value <= LARGEST_COUNT
-
-
-def _is_list(value) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
-
-
-def _is_table(value) -> bool:
-    rows = isinstance(value, list) and bool(value) and all(map(_is_list, value))
-    return rows and len({len(row) for row in value}) == 1
-
-
-def _has(value, kinds: dict) -> bool:
-    return isinstance(value, dict) and value.keys() == kinds.keys() and all(kinds[k](v) for k, v in value.items())
-
-
-def _is_largest_logit(value) -> bool:
-    places = dict.fromkeys(("layer", "head", "sequence", "query", "key"), _is_count)
-    if not _has(value, places | {"logit": _is_number, "softmax": _is_list}):
-        return False
-    return value["key"] <= value["query"] and len(value["softmax"]) == value["query"] + 1
-
-
-def _is_ratios(value) -> bool:
-    summary = dict.fromkeys(probes.RatioSummary._fields, _is_number) | {"quantiles": _is_list}
-    return isinstance(value, dict) and all(
-        isinstance(name, str) and _has(ratios, summary) and len(ratios["quantiles"]) == 5
-        for name, ratios in value.items()
-    )
-
-
-_NUMBER = _is_number, "a number"
-_TABLE = _is_table, "a list for each layer of a number for each head"
-RECORDED: dict[str, tuple[Callable, str]] = {  # field of StepRecord -> its check, and what it expects in words
-    "step": (lambda value: _is_count(value, least=1), "a whole number ≥ 1"),
-    "tokens": (_is_count, "a whole number ≥ 0"),
-    "lr": _NUMBER,
-    "train_loss": _NUMBER,
-    "grad_norm": _NUMBER,
-    "seconds": _NUMBER,
-    "diverged": (lambda value: isinstance(value, bool), "true or false"),
-    "val_loss": _NUMBER,
-    "max_attention_logit": _TABLE,
-    "max_attention_logit_signed": _TABLE,
-    "attention_entropy": _TABLE,
-    "largest_logit": (_is_largest_logit, "the fields of probes.LargestLogit, a softmax over the keys up to query"),
-    "ratios": (_is_ratios, "for each parameter the fields of probes.RatioSummary"),
-    "clipped_heads": (_is_count, "a whole number ≥ 0"),
-    "noise_scale": (
-        lambda value: _has(value, {"gradient_sq": _is_number, "trace": _is_number}), "gradient_sq and trace, numbers",
-    ),
-}  # fmt: skip
-
-
 def train(
     recipe: Recipe,
     corpus: text.Corpus | None = None,
+    parallel: str | None = None,
     *,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int | None = None,
@@ -179,6 +55,8 @@ def train(
     Args:
         recipe: what to train.
         corpus: the recipe's text, if it is loaded already; otherwise it is loaded here.
+        parallel: "ddp" or "fsdp" among the ranks that torchrun started (see distributed.py), each of which calls this
+            and iterates. None is "ddp" where there are several ranks, else one process.
         checkpoint: a folder for the checkpoints of this run alone, made as needed. The run goes on from the newest
             good one in it, bit for bit on the same machine. None: no checkpoints, and no file.
         checkpoint_every: steps between two; None: ten in a run. The last step always has one.
@@ -188,7 +66,7 @@ def train(
         InputError: the folder cannot be written, or its checkpoints are damaged, or of another recipe, text or format.
             Also from the iterator, where a checkpoint cannot be written: the disk is full, the folder gone.
     """
-    return Training(recipe, corpus, checkpoint, checkpoint_every, keep)
+    return Training(recipe, corpus, parallel, checkpoint, checkpoint_every, keep)
 
 
 class Training(Iterator[StepRecord]):
@@ -197,6 +75,7 @@ class Training(Iterator[StepRecord]):
     Attributes:
         recipe, corpus, model, optimizer, device.
         precision: "fp32" or "bf16", what the recipe's comes to on the device.
+        ranks: this process among those that train together (distributed.Ranks).
         n_steps: how many records there will be, unless the run diverges.
         last: the latest record, None before the first.
         checkpoints: the run's Checkpoints.
@@ -208,15 +87,20 @@ class Training(Iterator[StepRecord]):
         self,
         recipe: Recipe,
         corpus: text.Corpus | None = None,
+        parallel: str | None = None,
         checkpoint: str | os.PathLike | None = None,
         checkpoint_every: int | None = None,
         keep: int = 2,
     ):
         self.recipe = recipe
+        device = pick_device(recipe.device)
+        with distributed.one_at_a_time():
+            self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
+        self.ranks = distributed.join(parallel, device, recipe.batch_size)
+        self.device = self.ranks.device
         self.checkpoints = Checkpoints(checkpoint, checkpoint_every, keep, recipe.n_steps)
-        self.device = pick_device(recipe.device)
-        self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
         self.model = build_model(recipe, self.corpus).to(self.device)
+        self._called = self.ranks.take(self.model)  # the model as it is called in training
         self.optimizer = build_optimizer(recipe, self.model)
         self.n_steps = recipe.n_steps
         self.last: StepRecord | None = None
@@ -227,7 +111,8 @@ class Training(Iterator[StepRecord]):
         self._records = self._run()
 
     def __next__(self) -> StepRecord:
-        self.last = next(self._records)
+        with self.ranks.naming_failures():
+            self.last = next(self._records)
         return self.last
 
     def __len__(self) -> int:
@@ -278,13 +163,12 @@ class Training(Iterator[StepRecord]):
         self.optimizer.zero_grad(set_to_none=True)
         micro = recipe.micro_batch_size or min(recipe.batch_size, LARGEST_MICRO_BATCH)
         total = torch.zeros((), device=self.device)
-        for piece_x, piece_y in zip(x.split(micro), y.split(micro), strict=True):
-            share = len(piece_x) / len(x)  # the last piece may be smaller
+        for piece_x, piece_y, weight in self.ranks.micro_batches(x, y, micro):
             with self._autocast:
-                _, loss = self.model(piece_x.to(self.device), piece_y.to(self.device))
-            (loss * share).backward()
-            total += loss.detach() * share
-        return total.item()
+                _, loss = self._called(piece_x.to(self.device), piece_y.to(self.device))
+            (loss * weight).backward()
+            total += loss.detach() * weight
+        return self.ranks.mean(total).item()
 
     def _step(self, record, take: bool):
         recipe, step = self.recipe, record.step
@@ -308,8 +192,8 @@ class Training(Iterator[StepRecord]):
         recipe = self.recipe
         n_sequences = min(QK_CLIP_SEQUENCES, recipe.batch_size)
         x, _ = text.batch(self.corpus.train, recipe.block_size, n_sequences, seed=recipe.seed, step=step)
-        with self._autocast:
-            largest = qk_clip(self.model, x.to(self.device), recipe.qk_clip)  # (n_layer, n_head)
+        with self.ranks.whole_model(write_back=True) as model, self._autocast:
+            largest = qk_clip(model, x.to(self.device), recipe.qk_clip)  # (n_layer, n_head)
         return int((largest > recipe.qk_clip).sum())
 
     # -- measuring -----------------------------------------------------------------------------------------------
@@ -320,7 +204,7 @@ class Training(Iterator[StepRecord]):
         switches = {name: group[name] for name in ("ratio", "bound") if name in group}
         for name, parameter in self.model.named_parameters():
             if parameter in self.optimizer.explained:
-                summary = probes.ratios(self.optimizer.explain(parameter), **switches)
+                summary = probes.ratios(self.ranks.whole(self.optimizer.explain(parameter)), **switches)
                 if summary is not None:
                     record.ratios[name] = summary._asdict()
         self.optimizer.unwatch()
@@ -337,20 +221,20 @@ class Training(Iterator[StepRecord]):
     def attention(self) -> probes.AttentionProbe:
         """Attention logits now, on the fixed probe batch."""
         x, _ = self.held_out(PROBE_SEQUENCES)
-        with self._autocast:
-            return probes.attention(self.model, x)
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.attention(model, x)
 
     def val_loss(self, n_sequences: int | None = None) -> float:
         """Validation loss now, nats a token, over evenly spaced held-out sequences."""
         x, y = self.held_out(n_sequences or self.recipe.eval_sequences)
-        with self._autocast:
-            return probes.mean_loss(self.model, x, y, self._evaluated_at_once())
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.mean_loss(model, x, y, self._evaluated_at_once())
 
     def train_loss(self, n_sequences: int) -> float:
         """Loss now on evenly spaced sequences of the training text, nats a token: to set beside `val_loss`."""
         x, y = text.fixed_batches(self.corpus.train, self.recipe.block_size, n_sequences)
-        with self._autocast:
-            return probes.mean_loss(self.model, x.to(self.device), y.to(self.device), self._evaluated_at_once())
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.mean_loss(model, x.to(self.device), y.to(self.device), self._evaluated_at_once())
 
     def _evaluated_at_once(self) -> int:
         """Sequences in a forward pass: few where the vocabulary is large. Not the micro-batch, for then a run's
@@ -365,8 +249,8 @@ class Training(Iterator[StepRecord]):
         They are drawn as a batch is, so that their noise is a batch's; as step 0's, which no run trains on.
         """
         x, y = text.batch(self.corpus.train, self.recipe.block_size, NOISE_SEQUENCES, seed=0, step=0)
-        with self._autocast:
-            return probes.noise_scale(self.model, x.to(self.device), y.to(self.device), piece=NOISE_PIECE)
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.noise_scale(model, x.to(self.device), y.to(self.device), piece=NOISE_PIECE)
 
     def held_out(self, n_sequences: int) -> tuple[Tensor, Tensor]:
         """Evenly spaced held-out sequences and their targets, the same for every seed: each (N, block_size)."""
@@ -405,9 +289,7 @@ def clip_gradients(parameters, max_norm: float | None) -> Tensor:
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
-    norms = [
-        torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)).float() for grad in grads
-    ]
+    norms = whole_norms(grads)
     norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     if max_norm is not None and torch.isfinite(norm) and norm > max_norm:
         for grad in grads:
