@@ -35,6 +35,7 @@ import os
 import pickle
 import re
 import warnings
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -44,8 +45,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import __version__
-from .errors import InputError
-from .files import check_folder, clear_left, whole
+from .errors import InputError, shown
+from .files import check_folder, clear_left, from_json, whole
 
 FORMAT = 1  # to be raised whenever the file, the names of the weights or the optimizers' states change
 NAME = re.compile(r"step-(\d{6,})\.checkpoint")
@@ -82,8 +83,6 @@ class Checkpoints:
         self._damaged: list[Path] = []  # to be cleared away once there is a newer one
         if self.folder is not None:
             check_folder(self.folder, "checkpoint")
-            if _is_first_rank():
-                clear_left(self.folder, "step-*.checkpoint")
 
     def paths(self) -> list[Path]:
         """The checkpoints that are there, oldest first."""
@@ -101,20 +100,20 @@ class Checkpoints:
         """
         if self.folder is None:
             return []
+        if _is_first_rank():
+            clear_left(self.folder, "step-*.checkpoint")
         damaged: dict[Path, Damaged] = {}
         for path in reversed(self.paths()):
             try:
-                state = self._load(path, training)
+                records = self._go_to(path, training)
             except Damaged as why:
                 damaged[path] = why
                 continue
-            restore(training, state)
-            self._lines = state["records"].splitlines()
             self.latest, self._damaged = _step_of(path), list(damaged)
             self._clear_older(self.latest)  # a process may have been killed before it could
             for other, why in damaged.items():
                 warnings.warn(f"checkpoint: {other} cannot be used: {why}. Step {self.latest}'s is.", stacklevel=4)
-            return [json.loads(line) for line in self._lines]
+            return records
         if damaged:
             reasons = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
             raise InputError(
@@ -123,16 +122,19 @@ class Checkpoints:
             )
         return []
 
-    def _load(self, path: Path, training) -> dict[str, Any]:
+    def _go_to(self, path: Path, training) -> list[dict]:
+        """Put the run where this checkpoint has it, and return its records. Damaged, if it cannot be used."""
         try:
             with open(path, "rb") as file:
-                header = _read_header(file, path)
-                self._refuse_another_run(header, training)
-                return torch.load(file, map_location="cpu", weights_only=True)
+                self._refuse_another_run(_read_header(file, path), training)
+                with _nothing_but_a_state():
+                    state = torch.load(file, map_location="cpu", weights_only=True)
         except OSError as error:
             raise Damaged(f"it cannot be read ({error.strerror or error})") from None
-        except pickle.UnpicklingError:
-            raise Damaged("it holds something else than tensors and plain values") from None
+        with _nothing_but_a_state():
+            restore(training, state)
+            self._lines = state["records"].splitlines()
+            return [json.loads(line) for line in self._lines]
 
     def _refuse_another_run(self, header, training):
         saved = header["recipe"] | {"precision": header["precision"]}
@@ -251,6 +253,17 @@ def _is_first_rank() -> bool:
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
+@contextmanager
+def _nothing_but_a_state():
+    """Behind a right checksum a file that somebody made may hold anything; torch and json then raise anything."""
+    try:
+        yield
+    except OSError:
+        raise
+    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        raise Damaged("it holds something else than the state of this run") from None
+
+
 # -- the file ----------------------------------------------------------------------------------------------------
 
 
@@ -311,7 +324,7 @@ def _first_line(sha256: str) -> bytes:
 def _read_header(file: IO[bytes], path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, once its checksum is found right; the file then stands at the state."""
     try:
-        first = json.loads(file.readline(1000))
+        first = from_json(file.readline(1000))
         found = first["merit_lab_checkpoint"], first["sha256"]
     except (ValueError, TypeError, KeyError):
         raise Damaged("it is not a checkpoint of merit_lab, or no longer") from None
@@ -324,9 +337,15 @@ def _read_header(file: IO[bytes], path: Path) -> dict[str, Any]:
     if hashlib.file_digest(file, "sha256").hexdigest() != found[1]:
         raise Damaged("its checksum is wrong: it was cut short or changed")
     file.seek(start)
-    header = json.loads(file.readline())
-    if header["step"] != _step_of(path):
-        raise Damaged(f"it is step {header['step']}'s under another name")
+    # The checksum says that nothing was changed by accident; what somebody made by hand is looked at no less.
+    try:
+        header = from_json(file.readline())
+        step, _ = header["step"], (header["recipe"] | {}, header["precision"], header["versions"]["torch"])
+        text = header["text"]["sha256"], header["text"]["name"]
+    except (ValueError, TypeError, KeyError):
+        raise Damaged("it does not say what it is of") from None
+    if step != _step_of(path) or not all(isinstance(value, str) for value in text):
+        raise Damaged(f"it is step {shown(step)}'s under another name")
     return header
 
 

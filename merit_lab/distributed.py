@@ -22,7 +22,7 @@ import shutil
 import signal
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -68,31 +68,32 @@ class Ranks:
         self.model = self._called = model
         return self._called
 
-    def micro_batches(self, x: Tensor, y: Tensor, largest: int) -> Iterator[tuple[Tensor, Tensor, float]]:
+    def micro_batches(self, n: int, largest: int, draw: Callable) -> Iterator[tuple[Tensor, Tensor, float]]:
         """This rank's slice of a batch, a micro-batch at a time; each goes forward and backward before the next.
 
         Gradients are reduced over the ranks in the last one's backward pass alone. What decides so is set before a
         micro-batch is handed out, hence before its forward pass: torch looks at it there.
 
         Args:
-            x, y: the whole batch, (B, T) each, the same on every rank.
+            n: sequences in the whole batch.
             largest: sequences in a micro-batch, at most.
+            draw: called with the first sequence's number and how many; returns x and y, (b, T) each.
 
         Yields:
             x, y: (b, T) each.
             weight: what to multiply their mean loss by before `backward`, so that the reduced gradient is that of
                 the mean over the whole batch. Their share of it times the ranks, over which torch averages.
         """
-        start, stop = self.rank * len(x) // self.size, (self.rank + 1) * len(x) // self.size
-        pieces = list(zip(x[start:stop].split(largest), y[start:stop].split(largest), strict=True))
-        weights = [len(piece) * self.size / len(x) for piece, _ in pieces]
+        start, stop = self.rank * n // self.size, (self.rank + 1) * n // self.size
+        pieces = [(at, min(largest, stop - at)) for at in range(start, stop, largest)]
+        weights = [count * self.size / n for _, count in pieces]
         # As many on every rank, for under "fsdp" each gathers weights from all. What is left over counts for nothing.
-        missing = math.ceil(math.ceil(len(x) / self.size) / largest) - len(pieces)
-        pieces += [(x[start : start + 1], y[start : start + 1])] * missing
+        missing = math.ceil(math.ceil(n / self.size) / largest) - len(pieces)
+        pieces += [(start, 1)] * missing
         weights += [0.0] * missing
         for index, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
             with self._reducing(index == len(pieces) - 1):
-                yield *piece, weight
+                yield *draw(*piece), weight
 
     def _reducing(self, wanted: bool):
         return nullcontext()

@@ -170,22 +170,24 @@ def _offline() -> bool:
 
 
 def batch(
-    tokens: np.ndarray, block_size: int, batch_size: int, *, seed: int, step: int
+    tokens: np.ndarray, block_size: int, batch_size: int, *, seed: int, step: int, first: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sequences from random places of a token stream: x and y, each (batch_size, block_size) int64.
 
     y is x one token later. Places are drawn uniformly, with replacement, and depend on seed and step
     alone: optimizers to be compared see the same data, and a resumed run goes on as if never
-    interrupted. Sequence i does not depend on batch_size, so a batch may be cut up anywhere.
+    interrupted. Sequence i does not depend on batch_size, so a batch may be cut up anywhere: `first` is
+    the number of the first sequence wanted.
     """
-    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0), ("step", step, 0)):
-        _check_at_least(name, value, least)
+    _check_at_least("batch_size", batch_size, 1)
+    for name, value in (("seed", seed), ("step", step), ("first", first)):
+        _check_at_least(name, value, 0)
     n_places = _n_places(tokens, block_size)
     # Philox has no state to carry along: it turns a key and a counter into random bits.
     # Each step has 2**64 counters to itself. Raw bits, since numpy may change what
     # Generator.integers makes of them; taken modulo n_places, the bias is below n_places / 2**64.
-    bits = np.random.Philox(key=int(seed), counter=int(step) << 64).random_raw(int(batch_size))
-    return _cut(tokens, (bits % np.uint64(n_places)).astype(np.int64), block_size)
+    bits = np.random.Philox(key=int(seed), counter=int(step) << 64).random_raw(int(first) + int(batch_size))
+    return _cut(tokens, (bits[int(first) :] % np.uint64(n_places)).astype(np.int64), block_size)
 
 
 def fixed_batches(tokens: np.ndarray, block_size: int, n_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:

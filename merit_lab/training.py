@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -93,12 +94,12 @@ class Training(Iterator[StepRecord]):
         keep: int = 2,
     ):
         self.recipe = recipe
+        self.checkpoints = Checkpoints(checkpoint, checkpoint_every, keep, recipe.n_steps)
         device = pick_device(recipe.device)
         with distributed.one_at_a_time():
             self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
         self.ranks = distributed.join(parallel, device, recipe.batch_size)
         self.device = self.ranks.device
-        self.checkpoints = Checkpoints(checkpoint, checkpoint_every, keep, recipe.n_steps)
         self.model = build_model(recipe, self.corpus).to(self.device)
         self._called = self.ranks.take(self.model)  # the model as it is called in training
         self.optimizer = build_optimizer(recipe, self.model)
@@ -156,16 +157,15 @@ class Training(Iterator[StepRecord]):
 
     def _accumulate_gradients(self, step) -> float:
         """Gradients of the mean loss over the whole batch, a micro-batch at a time. Returns that loss."""
-        recipe = self.recipe
-        x, y = text.batch(
-            self.corpus.train, recipe.block_size, recipe.batch_size, seed=recipe.seed, step=step
-        )  # (batch_size, block_size)
+        recipe, total = self.recipe, torch.zeros((), device=self.device)
+        draw = partial(text.batch, self.corpus.train, recipe.block_size, seed=recipe.seed, step=step)
         self.optimizer.zero_grad(set_to_none=True)
         micro = recipe.micro_batch_size or min(recipe.batch_size, LARGEST_MICRO_BATCH)
-        total = torch.zeros((), device=self.device)
-        for piece_x, piece_y, weight in self.ranks.micro_batches(x, y, micro):
+        # Drawn when its turn comes: memory does not grow with the batch. x and y: (micro-batch, block_size)
+        pieces = self.ranks.micro_batches(recipe.batch_size, micro, lambda first, n: draw(n, first=first))
+        for x, y, weight in pieces:
             with self._autocast:
-                _, loss = self._called(piece_x.to(self.device), piece_y.to(self.device))
+                _, loss = self._called(x.to(self.device), y.to(self.device))
             (loss * weight).backward()
             total += loss.detach() * weight
         return self.ranks.mean(total).item()

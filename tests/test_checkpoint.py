@@ -417,7 +417,7 @@ def test_loading_runs_no_code(folder, corpus, tmp_path, monkeypatch):
     torch.save({"records": Touch()}, buffer := io.BytesIO())
     for path in folder.iterdir():
         rewrite(path, state=buffer.getvalue())
-    with pytest.raises(InputError, match="it holds something else than tensors and plain values"):
+    with pytest.raises(InputError, match="it holds something else than the state of this run"):
         train(TINY, corpus, checkpoint=folder)
     assert not Path("touched").exists()
 

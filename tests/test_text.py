@@ -797,6 +797,7 @@ def test_batch_draws_the_same_places_on_every_machine():
 def test_sequence_does_not_depend_on_the_size_of_the_batch():
     small, _ = batch(TOKENS, 8, 4, seed=0, step=1)
     large, _ = batch(TOKENS, 8, 32, seed=0, step=1)
+    assert torch.equal(batch(TOKENS, 8, 5, seed=0, step=1, first=7)[0], large[7:12])
     assert torch.equal(large[:4], small)
 
 
