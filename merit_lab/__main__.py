@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from . import __version__
-from .errors import InputError
+from .errors import InputError, RankError
 
 try:
     import typer
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .training import StepRecord, Training
 
 FAILED, WRONG_INPUT, STOPPED = 1, 2, 130  # exit codes
+RANK = int(os.environ.get("RANK", 0)) if "MASTER_ADDR" in os.environ else 0  # among torchrun's processes
 FIGURE_PACKAGES = ("matplotlib", "seaborn", "pandas", "PIL")
 
 
@@ -50,12 +51,17 @@ class Commands(TyperGroup):
     def invoke(self, ctx):
         """Run the command that was asked for."""
         with warnings.catch_warnings():
+            if RANK:
+                warnings.simplefilter("ignore")  # rank 0 says it
             warnings.showwarning = lambda message, *_, **__: say(f"note: {message}")
             try:
                 return super().invoke(ctx)
             except InputError as error:
                 say(f"error: {error}")
                 raise typer.Exit(WRONG_INPUT) from None
+            except RankError as error:
+                say(f"error: {error}")
+                raise typer.Exit(FAILED) from None
             except KeyboardInterrupt:
                 stop("stopped")
             except BrokenPipeError:
@@ -164,6 +170,21 @@ Set = Annotated[
         "optimizer_args.NAME=VALUE and model.NAME=VALUE set one entry.",
     ),
 ]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Keep checkpoints here, and go on from the newest one that is there."),
+]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(parser=whole, metavar="N", help="Steps between checkpoints; else ten in a run.")
+]
+Keep = Annotated[int | None, typer.Option(parser=whole, metavar="K", help="How many checkpoints are kept; else 2.")]
+Parallel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Under torchrun: ddp (each rank holds the whole model, the default) or fsdp (each holds a share of it).",
+    ),
+]
 KeepWeights = Annotated[
     bool, typer.Option("--keep-weights", help="Keep the last query and key weights beside the run, as .npz.")
 ]
@@ -202,12 +223,16 @@ def compare(
         "results/compare"
     ),
     keep_weights: KeepWeights = False,
+    checkpoint: Checkpoint = None,
+    checkpoint_every: CheckpointEvery = None,
+    keep: Keep = None,
 ):
     """Train the same GPT-2 with several optimizers at a large batch, and compare.
 
     One after the other, from the same first weights, on the same batches. Ends with a table, a figure
     (PNG and PDF) and the recorded runs in a folder. Runs of the same name that are there already are
     replaced, each when its new run is complete. Ctrl-C stops at once and keeps what was recorded.
+    With --checkpoint the same command then goes on where it was, also after a kill.
     """
     fields = given(
         assignments,
@@ -222,6 +247,8 @@ def compare(
     )
     rates = learning_rates(lr or [])
     names = [name.strip() for name in optimizers.split(",") if name.strip()]
+    checkpoints = checkpoint_options(checkpoint, checkpoint_every, keep)
+    refuse_ranks("compare")
 
     from . import compare as comparing
     from . import text as texts
@@ -239,11 +266,12 @@ def compare(
         if replaced:
             say(f"there already, replaced when the new run is complete: {', '.join(replaced)}")
         with progress([entry.recipe for entry in entries]) as show:
-            for entry, record in comparing.run(entries, out, corpus, keep_weights):
+            for entry, record in comparing.run(entries, out, corpus, keep_weights, **checkpoints):
                 steps[entry.optimizer] = record.step
                 show(entry.recipe, record)
     except KeyboardInterrupt:
-        stop("stopped", *comparing.kept(entries, out, steps))
+        again = [f"the same command goes on from the checkpoints in {checkpoint}"] if checkpoint else []
+        stop("stopped", *comparing.kept(entries, out, steps), *again)
     runs = comparing.read(entries, out)
     table(
         ["optimizer", "lr", "val loss", "peak max attention logit", "seconds", "diverged"],
@@ -265,7 +293,9 @@ def compare(
         "train --recipe tiny --sample 300",
         "train --recipe compare --optimizer LAMB --lr 0.02 --out results/lamb.jsonl",
         "train --text file:my.txt --set model.qk_norm=true --set optimizer_args.clip=false",
+        "train --recipe compare --out results/merit.jsonl --checkpoint results/merit --checkpoint-every 10",
     )
+    + "\n\n- `torchrun --nproc-per-node 2 -m merit_lab train --recipe tiny --parallel fsdp`"
 )
 def train(
     recipe: RecipeOption = "tiny",
@@ -286,11 +316,15 @@ def train(
     device: Device = None,
     precision: Precision = None,
     assignments: Set = None,
+    parallel: Parallel = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="RUN.jsonl", help="Record the run to this file; else it is only shown."),
     ] = None,
     keep_weights: KeepWeights = False,
+    checkpoint: Checkpoint = None,
+    checkpoint_every: CheckpointEvery = None,
+    keep: Keep = None,
     sample: Annotated[
         int, typer.Option(parser=count, metavar="N", help="Characters to let the model write when it is trained.")
     ] = 0,
@@ -298,7 +332,10 @@ def train(
     """Train one GPT-2 with one optimizer, and record the run.
 
     While it runs, lines go to RUN.jsonl.partial; RUN.jsonl appears, or is replaced, when the run is complete.
-    Ctrl-C stops at once and keeps the partial file.
+    Ctrl-C stops at once and keeps the partial file. With --checkpoint the same command then goes on where
+    it was, also after a kill, and the recorded run holds every step once.
+
+    torchrun starts several processes of it that train together; the batch is the batch of all of them.
     """
     fields = given(
         assignments,
@@ -317,9 +354,10 @@ def train(
         raise InputError("keep-weights: the weights are kept beside a recorded run; give --out RUN.jsonl too")
     if out is not None and out.suffix != ".jsonl":
         raise InputError(f"out: got {str(out)!r}, expected a name that ends in .jsonl")
+    checkpoints = checkpoint_options(checkpoint, checkpoint_every, keep)
 
     from . import compare as comparing
-    from . import runs
+    from . import distributed, runs
     from . import text as texts
     from .training import train as start
 
@@ -327,13 +365,24 @@ def train(
     if out is not None:
         comparing.check_writable(out)
     chosen = entry.recipe
-    corpus = texts.load(chosen.text, block_size=chosen.block_size)
-    step = 0
+    with distributed.one_at_a_time():
+        corpus = texts.load(chosen.text, block_size=chosen.block_size)
+    step, training = 0, None
     try:
-        training = start(chosen, corpus)
+        training = start(chosen, corpus, parallel, **checkpoints)
+        distributed.end_on_sigterm(training.ranks)
+        if training.ranks.rank > 0:  # it computes; rank 0 speaks
+            for _ in training if out is None else runs.record_to(out, training, keep_weights):
+                pass
+            if sample and not training.last.diverged:
+                written_by(training, sample)
+            distributed.leave()
+            return
         say(f"{chosen.optimizer} at lr {chosen.lr:g} ({entry.lr_from}): {describe(chosen, corpus)}")
         if out is not None and out.exists():
             say(f"there already, replaced when the new run is complete: {out}")
+        if training.resumed:
+            say(f"going on after step {training.resumed} of {chosen.n_steps}, kept in {checkpoint}")
         records = training if out is None else runs.record_to(out, training, keep_weights)
         seen = []
         with progress([chosen]) as show:
@@ -343,11 +392,15 @@ def train(
                 show(chosen, record)
     except KeyboardInterrupt:
         what = f"{step} of {chosen.n_steps} steps"
+        latest = training and training.checkpoints.latest
+        again = f"; the same command goes on after step {latest}, kept in {checkpoint}" if latest else ""
         partial = out and out.with_name(out.name + ".partial")
         if partial and step and partial.exists():
-            stop(f"stopped after {what}, kept in {partial}")
+            stop(f"stopped after {what}, kept in {partial}{again}")
         elif partial and step:
             stop(f"stopped after {what}, kept in {out}")
+        elif again:
+            stop(f"stopped after {what}{again}")
         stop(f"stopped after {what}; nothing is kept" + (" without --out" if out is None else ""))
     run = runs.Run(runs.header_of(training), seen, out)
     loss, logit, seconds = results(run)
@@ -361,6 +414,7 @@ def train(
             "No sample: the weights are of a run that diverged." if run.diverged else written_by(training, sample)
         )
     typer.echo(f"Written: {out}" if out else "Not recorded; --out RUN.jsonl records a run.")
+    distributed.leave()
 
 
 @app.command(
@@ -398,6 +452,7 @@ def sweep(
     from . import text as texts
     from .training import pick_device
 
+    refuse_ranks("sweep")
     if engine not in ("local", "ray"):
         raise InputError(f"engine: got {engine!r}, expected local or ray")
     if workers == 0:
@@ -542,6 +597,18 @@ def given(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
     return fields
 
 
+def checkpoint_options(folder: Path | None, every: int | None, keep: int | None) -> dict[str, Any]:
+    """What was given of `train`'s arguments for checkpoints."""
+    options = {"checkpoint": folder, "checkpoint_every": every, "keep": keep}
+    options = {name: value for name, value in options.items() if value is not None}
+    if options and folder is None:
+        name, value = next(iter(options.items()))
+        raise InputError(
+            f"{name.replace('_', '-')}: got {value} without a folder for checkpoints; give --checkpoint FOLDER too"
+        )
+    return options
+
+
 def toml_value(value: str) -> Any:
     """What a value means as TOML; `none` is None, and what is no TOML is a number such as .5 or a string."""
     value = value.strip()
@@ -575,6 +642,12 @@ def learning_rates(pairs: list[str]) -> dict[str, float]:
     return rates
 
 
+def refuse_ranks(command: str) -> None:
+    """InputError where torchrun started several processes of a command that is one."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and "MASTER_ADDR" in os.environ:
+        raise InputError(f"{command} is one process: start it without torchrun, which is for the command train")
+
+
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
@@ -586,7 +659,8 @@ def say(*lines: str) -> None:
 
 def stop(*lines: str) -> NoReturn:
     """Say what became of an interrupted command, and exit."""
-    say(*lines)
+    if not RANK:
+        say(*lines)
     raise typer.Exit(STOPPED) from None
 
 
@@ -773,12 +847,13 @@ def written_by(training: "Training", characters: int) -> str:
     generator = torch.Generator(training.device).manual_seed(training.recipe.seed)
     tokens = torch.tensor([[int(corpus.val[0])]], device=training.device)  # (1, 1)
     sample = ""
-    while len(sample) < characters:
-        # GPT-2's tokens have some four characters each, ours one.
-        missing = characters - len(sample)
-        more = missing if corpus.tokenizer == "chars" else missing // 4 + 1
-        tokens = training.model.generate(tokens, more, temperature=0.8, generator=generator)  # (1, 1 + n)
-        sample = corpus.decode(tokens[0, 1:])
+    with training.ranks.whole_model() as model:
+        while len(sample) < characters:
+            # GPT-2's tokens have some four characters each, ours one.
+            missing = characters - len(sample)
+            more = missing if corpus.tokenizer == "chars" else missing // 4 + 1
+            tokens = model.generate(tokens, more, temperature=0.8, generator=generator)  # (1, 1 + n)
+            sample = corpus.decode(tokens[0, 1:])
     return "\n" + re.sub(r"[^\S\n]", " ", "".join(map(printable, sample[:characters]))) + "\n"
 
 

@@ -11,13 +11,13 @@ show: there is no terminal code here.
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import optim, runs, text
 from .errors import InputError
+from .files import check_folder
 from .recipe import RECIPES, Recipe
 from .training import StepRecord, train
 
@@ -95,6 +95,8 @@ def run(
     folder: str | os.PathLike,
     corpus: text.Corpus | None = None,
     keep_weights: bool = False,
+    checkpoint: str | os.PathLike | None = None,
+    **checkpoints: Any,
 ) -> Iterator[tuple[Entry, StepRecord]]:
     """Train and record one entry after the other. Each file is replaced when its new run is complete.
 
@@ -103,10 +105,16 @@ def run(
         folder: where the runs go.
         corpus: the recipes' text, if it is loaded already.
         keep_weights: as `runs.record_to` takes it.
+        checkpoint: a folder for checkpoints, in which each optimizer has one of its own. Runs that are complete there
+            are not trained again, and one that was broken off goes on.
+        checkpoints: `checkpoint_every` and `keep`, as `train` takes them.
     """
     for entry in entries:
         corpus = corpus or text.load(entry.recipe.text, block_size=entry.recipe.block_size)
-        for record in runs.record_to(entry.path(folder), train(entry.recipe, corpus), keep_weights):
+        if checkpoint is not None:
+            checkpoints["checkpoint"] = Path(checkpoint) / file_name(entry.optimizer)
+        training = train(entry.recipe, corpus, **checkpoints)
+        for record in runs.record_to(entry.path(folder), training, keep_weights):
             yield entry, record
 
 
@@ -147,14 +155,7 @@ def kept(entries: Iterable[Entry], folder: str | os.PathLike, steps: Mapping[str
 def check_writable(path: str | os.PathLike) -> None:
     """InputError unless a file can be written here. The folders above are made."""
     path = Path(path)
-    folder = path.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):  # tried, not asked: os.access says yes to root everywhere
-            pass
-    except OSError as error:
-        reason = "it is a file" if folder.is_file() else error.strerror
-        raise InputError(f"out: got {folder}, which cannot be written ({reason}); give a folder that can") from None
+    check_folder(path.parent, "out")
     if path.is_dir():
         raise InputError(f"out: got {path}, which is a folder; expected the name of a file")
 

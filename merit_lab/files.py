@@ -1,13 +1,17 @@
-"""Where files live, and how they are written: whole or not at all."""
+"""Where files live, how they are read, and how they are written: whole or not at all."""
 
+import errno
+import json
 import os
 import secrets
+import stat
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import InputError
 
@@ -50,6 +54,41 @@ def cache_dir() -> Path:
     return folder
 
 
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """What is in an ordinary file. OSError for anything else, so that a pipe does not wait for a writer for ever."""
+    try:
+        kind = os.stat(path).st_mode
+    except ValueError:  # a NUL or a lone surrogate
+        raise OSError(errno.EINVAL, "no file can have this name") from None
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not an ordinary file")
+    return Path(path).read_bytes()
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """The same as text with its line ends as Python's universal newlines. UnicodeDecodeError if it is not UTF-8."""
+    return read_bytes(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_toml(path: str | os.PathLike) -> dict[str, Any]:
+    """The values of a TOML file. OSError if it cannot be read, ValueError if it is not TOML."""
+    text = read_text(path)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("its tables or lists are nested too deeply") from None
+
+
+def from_json(content: bytes) -> Any:
+    """The value of a JSON text. ValueError if it is not UTF-8 or not JSON."""
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("its lists or tables are nested too deeply") from None
+
+
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
     """Write a file whole: a reader sees the old content or the new, never a part of it.
 
@@ -75,6 +114,33 @@ def whole(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def clear_left(folder: str | os.PathLike, names: str) -> None:
+    """Remove what `whole` left of its temporary files where the process was killed.
+
+    Args:
+        folder: where the files stand; it need not be there.
+        names: of the files that were to be written, as a glob pattern.
+    """
+    for temporary in Path(folder).glob(f".{names}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def check_folder(folder: str | os.PathLike, name: str) -> None:
+    """InputError unless a file can be written in this folder. It is made, as are those above.
+
+    Args:
+        name: what the person who gave the folder calls it, for the message.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # tried, not asked: os.access says yes to root everywhere
+            pass
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise InputError(f"{name}: got {folder}, which cannot be written ({reason}); give a folder that can") from None
 
 
 def _writable(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """On a CUDA machine, without a network, in eight minutes: python -m merit_lab.gpu (make gpu).
 
     tests       the tests marked gpu
-    benchmark   tokens a second of the larger models; an optimizer step's time on a GPT-2 block
+    benchmark   tokens a second of the larger models; the optimizers' steps on a GPT-2 block, readable and fused
     runs        the recipe `mini` with AdamW, LAMB and MERIT: an equal search of the rate, then the best with 3 seeds
 
 It keeps the deadline by itself: each part has its share, the runs are made as short as they must be for all of them to
@@ -49,6 +49,7 @@ RESERVE = 15.0  # seconds at the end that nothing is planned in
 TESTS_SHARE, BENCHMARK_SHARE = 0.2, 0.15  # of the time, at most; the runs have the rest
 TORCH = (2, 11)
 NAMES = ("AdamW", "LAMB", "MERIT")
+FUSED = (("LAMB", True), ("MERIT", True))  # those that have a fused step, and all tensors take it
 FACTORS = (1.0, 0.5, 2.0)  # of the recipe's rate: three rates for each optimizer
 SEEDS = (1, 2, 3)  # the rates are searched with seed 0
 LEAST_STEPS = 60  # a shorter run says nothing
@@ -179,7 +180,7 @@ def run_tests(deadline: Deadline, paths: list[Path] | None = None) -> dict:
         if root is None:
             return {"state": "left out", "why": "there are no tests beside an installed package"}
         # These files alone: others may import what a machine without Jupyter lacks.
-        paths = [path for path in sorted((root / "tests").glob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
+        paths = [path for path in sorted((root / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         # Without plugins, and without the project's options, which need some.
@@ -222,9 +223,8 @@ def _end(process):
 
 def benchmark(out: Path, deadline: Deadline, device: torch.device, names: tuple[str, ...]) -> dict:
     """Measure, and write benchmark.json after each row; what there is no time for is left out."""
-    block_of = Recipe.named(names[-1])
-    jobs = [(f"step of {name}", lambda name=name: optimizer_step(name, block_of, device)) for name in (*NAMES, "torch")]
-    jobs += [(f"tokens a second of {name}", lambda name=name: throughput(name, device)) for name in names]
+    jobs = [("optimizer steps", lambda: optimizer_steps(Recipe.named(names[-1]), device))]
+    jobs += [(f"tokens a second of {name}", lambda name=name: [throughput(name, device)]) for name in names]
     rows, left_out = [], []
     write_whole(out / "benchmark.json", "[]\n")
     for what, job in jobs:
@@ -232,7 +232,7 @@ def benchmark(out: Path, deadline: Deadline, device: torch.device, names: tuple[
             left_out.append(what)
             continue
         try:
-            rows.append(job())
+            rows += job()
         except (RuntimeError, MemoryError) as error:  # torch says out of memory so
             rows.append({"what": what, "error": str(error).splitlines()[0][:300]})
         write_whole(out / "benchmark.json", json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
@@ -240,31 +240,38 @@ def benchmark(out: Path, deadline: Deadline, device: torch.device, names: tuple[
     return {"state": state, "rows": len(rows), "left_out": left_out}
 
 
-def optimizer_step(name: str, recipe: Recipe, device: torch.device, repeats: int = 20) -> dict:
+def optimizer_steps(recipe: Recipe, device: torch.device, repeats: int = 20) -> list[dict]:
     """Time of a step on the tensors of one block of the recipe's model, random weights and gradients, float32.
 
-    Args:
-        name: an optimizer of the lab, or "torch": torch.optim.AdamW, fused where there is CUDA.
+    A row each for torch.optim.AdamW (fused where there is CUDA) and for the lab's optimizers: the readable step of
+    all, and the fused one of those that have it. They take their steps in turn, so that a change of the clock is
+    everyone's.
     """
-    block = Block(recipe.model_config()).to(device)
-    generator = torch.Generator(device).manual_seed(0)
-    for parameter in block.parameters():
-        parameter.data.normal_(std=0.02, generator=generator)
-        parameter.grad = torch.empty_like(parameter).normal_(generator=generator)
-    if name == "torch":
-        optimizer = torch.optim.AdamW(block.parameters(), 1e-3, fused=device.type == "cuda" or None)
-    else:
-        optimizer = optim.build(name, block.parameters(), 1e-3)
-    median = statistics.median(_times(optimizer.step, device, repeats))
-    weights = sum(p.numel() for p in block.parameters())
-    return {
-        "what": "optimizer step",
-        "optimizer": "torch.optim.AdamW" if name == "torch" else name,
-        "tensors": f"a block of {recipe.model}",
-        "weights": weights,
-        "milliseconds": _digits(1e3 * median),
-        "nanoseconds_a_weight": _digits(1e9 * median / weights),
-    }
+    rows, steps = [], []
+    for name, fused in (("torch", device.type == "cuda"), *((name, False) for name in NAMES), *FUSED):
+        block = Block(recipe.model_config()).to(device)
+        generator = torch.Generator(device).manual_seed(0)
+        for parameter in block.parameters():
+            parameter.data.normal_(std=0.02, generator=generator)
+            parameter.grad = torch.empty_like(parameter).normal_(generator=generator)
+        if name == "torch":
+            optimizer = torch.optim.AdamW(block.parameters(), 1e-3, fused=fused or None)
+        else:
+            optimizer = optim.build(name, block.parameters(), 1e-3, **({"fused": fused} if name != "AdamW" else {}))
+        steps.append(optimizer.step)
+        rows.append(
+            {
+                "what": "optimizer step",
+                "optimizer": "torch.optim.AdamW" if name == "torch" else name,
+                "fused": fused,
+                "tensors": f"a block of {recipe.model}",
+                "weights": sum(p.numel() for p in block.parameters()),
+            }
+        )
+    for row, times in zip(rows, _times(steps, device, repeats), strict=True):
+        median = statistics.median(times)
+        row |= {"milliseconds": _digits(1e3 * median), "nanoseconds_a_weight": _digits(1e9 * median / row["weights"])}
+    return rows
 
 
 def throughput(name: str, device: torch.device, repeats: int = 5) -> dict:
@@ -284,7 +291,7 @@ def throughput(name: str, device: torch.device, repeats: int = 5) -> dict:
             _, loss = model(tokens, tokens)
         loss.backward()
 
-    median = statistics.median(_times(pass_, device, repeats))
+    median = statistics.median(_times([pass_], device, repeats)[0])
     a_second = tokens.numel() / median
     parameters = model.count_parameters()
     return {
@@ -298,16 +305,26 @@ def throughput(name: str, device: torch.device, repeats: int = 5) -> dict:
     }
 
 
-def _times(what: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Seconds of each call, after three that do not count."""
-    times = []
-    for _ in range(3 + repeats):
-        started = time.perf_counter()
-        what()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return times[3:]
+def _times(calls: list[Callable[[], object]], device: torch.device, repeats: int) -> list[list[float]]:
+    """Seconds of each call, made in turn, after three rounds that do not count. On CUDA, by the device's clock."""
+    times = [[] for _ in calls]
+    for round_ in range(3 + repeats):
+        for call, mine in zip(calls, times, strict=True):
+            if device.type == "cuda":
+                started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                torch.cuda.synchronize(device)
+                started.record()
+                call()
+                ended.record()
+                ended.synchronize()
+                seconds = started.elapsed_time(ended) / 1e3
+            else:
+                began = time.perf_counter()
+                call()
+                seconds = time.perf_counter() - began
+            if round_ >= 3:
+                mine.append(seconds)
+    return times
 
 
 # -- the runs ----------------------------------------------------------------------------------------------------

@@ -8,19 +8,22 @@ The same recipe and seed on the same machine give the same numbers.
 
 import dataclasses
 import math
-import tomllib
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import optim, text
-from .errors import InputError
+from . import files, optim, text
+from .errors import InputError, shown
 from .models import GPT2Config
+from .optim.traced import is_finite
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("auto", "fp32", "bf16")
+LARGEST_COUNT = 10**15  # of tokens, sequences or steps: no run is longer, and all of it is whole in a float
+LARGEST_BATCH = 2**28  # tokens: a batch is cut out as a whole, 16 bytes a token; the paper's largest has 2^23
 PAPER_ARGS = {"betas": (0.9, 0.95), "weight_decay": 0.1}  # MERIT paper, section on settings
 
 
@@ -62,13 +65,15 @@ class Recipe:
         self._check_number("grad_clip", low=0, or_none=True, open_low=True)
         self._check_number("qk_clip", low=0, or_none=True, open_low=True)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise InputError(f"seed: got {self.seed!r}, expected a whole number from 0 to 2^63 - 1")
+            raise InputError(f"seed: got {shown(self.seed)}, expected a whole number from 0 to 2^63 - 1")
         self._check_choice("device", DEVICES)
         self._check_choice("precision", PRECISIONS)
         text.check_spec(self.text)
         self._check_optimizer()
         config = self.model_config()  # checks the model
         object.__setattr__(self, "block_size", config.block_size)
+        if isinstance(self.model, dict):
+            object.__setattr__(self, "model", {name: _plain(value) for name, value in self.model.items()})
         if self.qk_clip is not None and config.qk_norm:
             raise InputError(
                 f"qk_clip: got {self.qk_clip!r} for a model with qk_norm=True, where the scale of W_Q and W_K does not "
@@ -78,6 +83,11 @@ class Recipe:
             raise InputError(
                 f"tokens: got {self.tokens}, less than one batch: {self.batch_size} sequences of {self.block_size} "
                 f"tokens are {self.tokens_per_step}; raise tokens or lower batch_size"
+            )
+        if self.tokens_per_step > LARGEST_BATCH:
+            raise InputError(
+                f"batch_size: got {self.batch_size}, a batch of {self.tokens_per_step:,} tokens, above the limit of "
+                f"{LARGEST_BATCH:,}; lower batch_size or block_size"
             )
 
     # -- what follows from the fields ----------------------------------------------------------------------------
@@ -99,7 +109,7 @@ class Recipe:
         elif isinstance(self.model, dict):
             overrides = dict(self.model)
         else:
-            raise InputError(f"model: got {self.model!r}, expected a size or a table such as {{'named': 'nano'}}")
+            raise InputError(f"model: got {shown(self.model)}, expected a size or a table such as {{'named': 'nano'}}")
         name = overrides.pop("named", None)
         if self.block_size is not None:
             overrides["block_size"] = self.block_size
@@ -109,7 +119,7 @@ class Recipe:
             return GPT2Config.named(name, **overrides) if name is not None else GPT2Config(**overrides)
         except TypeError:
             known = ", ".join(f.name for f in dataclasses.fields(GPT2Config))
-            raise InputError(f"model: got {self.model!r}, expected the keys named, {known}") from None
+            raise InputError(f"model: got {shown(self.model)}, expected the keys named, {known}") from None
 
     def replace(self, **changes) -> "Recipe":
         """A copy with other values, checked anew. A new model brings its own block_size unless one is given."""
@@ -137,10 +147,10 @@ class Recipe:
         """The recipe in a TOML file: `field = value` lines."""
         path = Path(path)
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = files.read_toml(path)
         except OSError as error:
             raise InputError(f"recipe: cannot read {path} ({error.strerror}); give a TOML file or a name") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:  # also that of a number too long for Python, which tomllib lets through
             raise InputError(f"recipe: {path} is not TOML: {error}") from None
         return cls.from_dict(values | changes)
 
@@ -167,44 +177,57 @@ class Recipe:
         if value is None and or_none:
             return
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name}: got {value!r}, expected a whole number ≥ 1{' or None' * or_none}")
+            raise InputError(f"{name}: got {shown(value)}, expected a whole number ≥ 1{' or None' * or_none}")
+        if value > LARGEST_COUNT:
+            raise InputError(f"{name}: got {shown(value)}, expected a whole number from 1 to {LARGEST_COUNT:,}")
 
     def _check_number(self, name, low, high=math.inf, or_none=False, open_low=False):
         value = getattr(self, name)
         if value is None and or_none:
             return
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
         if not good or not low <= value <= high or (open_low and value == low):
             bounds = f"{'> ' if open_low else '≥ '}{low}" if high == math.inf else f"from {low} to {high}"
-            raise InputError(f"{name}: got {value!r}, expected a finite number {bounds}{' or None' * or_none}")
+            raise InputError(f"{name}: got {shown(value)}, expected a finite number {bounds}{' or None' * or_none}")
 
     def _check_choice(self, name, allowed):
         value = getattr(self, name)
-        if value not in allowed:
-            raise InputError(f"{name}: got {value!r}, expected one of {', '.join(allowed)}")
+        if not isinstance(value, str) or value not in allowed:
+            raise InputError(f"{name}: got {shown(value)}, expected one of {', '.join(allowed)}")
 
     def _check_optimizer(self):
         if not isinstance(self.optimizer, str):
-            raise InputError(f"optimizer: got {self.optimizer!r}, expected a name such as 'MERIT'")
+            raise InputError(f"optimizer: got {shown(self.optimizer)}, expected a name such as 'MERIT'")
         if not isinstance(self.optimizer_args, dict):
-            raise InputError(f"optimizer_args: got {self.optimizer_args!r}, expected a table of argument = value")
+            raise InputError(f"optimizer_args: got {shown(self.optimizer_args)}, expected a table of argument = value")
         arguments = PAPER_ARGS | self.optimizer_args
         if isinstance(arguments["betas"], list):
             arguments["betas"] = tuple(arguments["betas"])
-        object.__setattr__(self, "optimizer_args", arguments)
         try:  # the optimizer knows best which arguments it takes
             optim.build(self.optimizer, [torch.zeros(1)], self.lr, **arguments)
         except InputError:
             raise
         except (ValueError, TypeError) as error:
             raise InputError(f"optimizer_args: {error}") from None
+        object.__setattr__(self, "optimizer_args", {name: _plain(value) for name, value in arguments.items()})
+
+
+def _plain(value):
+    """A number of numpy, torch or another library as Python's own, which JSON can hold; anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _refuse_unknown(values):
     known = [f.name for f in dataclasses.fields(Recipe)]
     for name in values:
         if name not in known:
-            raise InputError(f"recipe: got an unknown field {name!r}, expected one of {', '.join(known)}")
+            raise InputError(f"recipe: got an unknown field {shown(name)}, expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -302,6 +325,6 @@ def seconds_at(recipe: Recipe, parameters: int, flops_a_second: float) -> float:
 
 
 def _preset(name: str) -> Preset:
-    if name not in RECIPES:
-        raise InputError(f"recipe: got {name!r}, expected one of {', '.join(RECIPES)} or a TOML file")
+    if not isinstance(name, str) or name not in RECIPES:
+        raise InputError(f"recipe: got {shown(name)}, expected one of {', '.join(RECIPES)} or a TOML file")
     return RECIPES[name]

@@ -15,6 +15,9 @@ import os
 import platform
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
+from glob import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import __version__
-from .errors import InputError
-from .files import whole
+from . import __version__, files
+from .errors import InputError, shown
+from .files import clear_left, whole
 from .recipe import Recipe
 from .training import StepRecord, Training
 
@@ -87,8 +90,13 @@ class Run:
         path = weights_path(self.path) if self.path else None
         if path is None or not path.is_file():
             raise InputError(f"run {self.name}: no weights were kept with it; record it with keep_weights=True")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
+        except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds, all of them about this file
+            raise InputError(
+                f"run {self.name}: {path} holds no weights that can be read ({error}); record the run again"
+            ) from None
 
 
 def read(path: str | os.PathLike) -> Run:
@@ -98,27 +106,58 @@ def read(path: str | os.PathLike) -> Run:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = files.read_bytes(path)
     except OSError as error:
         raise InputError(f"run: cannot read {path} ({error.strerror}); give a .jsonl file that the lab wrote") from None
-    except UnicodeDecodeError:
-        raise InputError(f"run: {path} is not text; give a .jsonl file that the lab wrote") from None
-    partial = path.suffix == ".partial"
+    unfinished = path.suffix == ".partial"
+    # Not str.splitlines, which also cuts at signs such as U+2028 that may stand in the name of a text.
+    lines = content.removesuffix(b"\n").split(b"\n")
+    number = 1
     try:
-        header = json.loads(lines[0])
-        if header.get("merit_lab_run") != FORMAT:
-            raise ValueError(f"its format is {header.get('merit_lab_run')!r}, this version reads {FORMAT}")
-        records = []
+        run = Run(_header(lines[0]), [], path)
         for number, line in enumerate(lines[1:], 2):
             try:
-                records.append(StepRecord.from_dict(json.loads(line)))
-            except (ValueError, TypeError) as error:
-                if partial and number == len(lines):
+                values = files.from_json(line)
+            except ValueError:
+                if unfinished and number == len(lines):
                     break  # the line that was being written when the run was broken off
-                raise ValueError(f"line {number}: {error}") from None
-        return Run(header, records, path)
-    except (IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"run: {path} is not a recorded run ({error}); record it again or remove the file") from None
+                raise
+            run.records.append(_checked(StepRecord.from_dict(values), run))
+        return run
+    except UnicodeDecodeError:
+        raise InputError(f"run: {path} is not text in line {number}; give a .jsonl file that the lab wrote") from None
+    except ValueError as error:
+        raise InputError(
+            f"run: {path} is not a recorded run (line {number}: {error}); record it again or remove the file"
+        ) from None
+
+
+def _header(line: bytes) -> dict[str, Any]:
+    header = files.from_json(line)
+    if not isinstance(header, dict):
+        raise ValueError(f"the header is {shown(header)}, expected a table")
+    if header.get("merit_lab_run") != FORMAT:
+        raise ValueError(f"its format is {shown(header.get('merit_lab_run'))}, this version reads {FORMAT}")
+    if "recipe" not in header:
+        raise ValueError("the header has no recipe")
+    return header
+
+
+def _checked(record: StepRecord, run: Run) -> StepRecord:
+    """The record, if it can stand behind the run's other ones; else ValueError."""
+    if run.records and record.step <= run.records[-1].step:
+        raise ValueError(f"step {record.step} comes after step {run.records[-1].step}")
+    if run.diverged:
+        raise ValueError(f"step {record.step} comes after the run diverged, which ended it")
+    config = run.recipe.model_config()
+    for name in ("max_attention_logit", "max_attention_logit_signed", "attention_entropy"):
+        table = getattr(record, name)
+        if table is not None and (len(table), len(table[0])) != (config.n_layer, config.n_head):
+            raise ValueError(
+                f"{name} has {len(table)} layers of {len(table[0])} heads, the recipe's model {config.n_layer} of "
+                f"{config.n_head}"
+            )
+    return record
 
 
 def read_many(place: str | os.PathLike | Iterable) -> list[Run]:
@@ -145,25 +184,36 @@ def write(path: str | os.PathLike, header: dict[str, Any], records: Iterable[Ste
 def record_to(path: str | os.PathLike, training: Training, keep_weights: bool = False) -> Iterator[StepRecord]:
     """Iterate over a training run and write it to `path` as it goes.
 
+    A run that goes on from a checkpoint is written from its first step, so that every step stands in the file once.
+
     Args:
         path: NAME.jsonl. Folders above it are made. While it runs the lines go to NAME.jsonl.partial.
         training: what `train(recipe)` returned.
         keep_weights: keep W_Q and W_K of every layer as they are at the end, as float16, in NAME.npz.
     """
+    if training.ranks.rank > 0:
+        yield from training
+        if keep_weights:
+            _query_key_weights(training)  # under "fsdp" rank 0 needs this rank's share
+        return
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    header, records = header_of(training), []
-    with open(partial, "wb") as file:
-        file.write(_line(header))
+    header = header_of(training)
+    records = list(islice(training, training.resumed or 0))
+    for name in (path.name, weights_path(path).name):
+        clear_left(path.parent, escape(name))
+    write(partial, header, records)  # whole: what was kept of this run before is not lost on the way
+    yield from records
+    with open(partial, "ab") as file:
         for record in training:
             records.append(record)
             file.write(_line(record.to_dict()))
             file.flush()
             yield record
     if keep_weights:
+        kept = _query_key_weights(training)
         with whole(weights_path(path)) as file:
-            np.savez_compressed(file, **_query_key_weights(training.model))
+            np.savez_compressed(file, **kept)
     write(path, header, records)
     partial.unlink()
 
@@ -179,6 +229,7 @@ def header_of(training: Training) -> dict[str, Any]:
         "n_head": training.model.config.n_head,
         "versions": {"merit_lab": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": machine(training.device),
+        "ranks": {"size": training.ranks.size, "parallel": training.ranks.mode},
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 
@@ -196,15 +247,20 @@ def weights_path(path: str | os.PathLike) -> Path:
     return path.with_name(path.name.split(".")[0] + ".npz")
 
 
-def _query_key_weights(model) -> dict[str, np.ndarray]:
+def _query_key_weights(training: Training) -> dict[str, np.ndarray]:
     kept = {}
-    for layer, block in enumerate(model.blocks):
-        query, key, _ = block.attention.query_key_value_weights()
-        kept[f"blocks.{layer}.attention.query.weight"] = query
-        kept[f"blocks.{layer}.attention.key.weight"] = key
-    return {name: weight.detach().cpu().numpy().astype(np.float16) for name, weight in kept.items()}
+    with training.ranks.whole_model() as model:
+        for layer, block in enumerate(model.blocks):
+            query, key, _ = block.attention.query_key_value_weights()
+            kept[f"blocks.{layer}.attention.query.weight"] = query
+            kept[f"blocks.{layer}.attention.key.weight"] = key
+        return {name: weight.detach().cpu().numpy().astype(np.float16) for name, weight in kept.items()}
 
 
 def _line(values: dict) -> bytes:
     # NaN and Infinity as Python's json writes and reads them: a run that diverged must be readable.
-    return json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    written = partial(json.dumps, values, separators=(",", ":"))
+    try:
+        return written(ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # the text is a file whose name is not UTF-8
+        return written().encode() + b"\n"

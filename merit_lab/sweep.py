@@ -41,8 +41,8 @@ import multiprocessing
 import os
 import re
 import time
-import tomllib
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -51,10 +51,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import files
-from .errors import InputError
-from .recipe import RECIPES, Recipe
+from .errors import InputError, shown
+from .recipe import LARGEST_COUNT, RECIPES, Recipe
 
 MEASURES = ("curvature",)
+MOST_CELLS = 10_000  # combinations of a sweep
+MOST_WIDENED = 100  # rates that a search may be widened by
+RATES = (1e-30, 1e30)  # of a search: the rates between and beyond them are numbers too
 END_SEQUENCES = 256  # a run's training loss at its end is taken over so many sequences of the training text
 CURVATURE_SEQUENCES = 32
 BOUND_SEQUENCES = 8
@@ -212,21 +215,23 @@ class Sweep:
     cells: list[Cell] = field(repr=False)
 
     @classmethod
-    def read(cls, path: str | os.PathLike) -> "Sweep":
+    def read(cls, path: str | os.PathLike, _from: tuple[str, ...] = ()) -> "Sweep":
         """Read a sweep file. InputError, naming the place, for whatever is wrong with it."""
+        # _from: the sweeps that asked for the rates of this one, lest they ask in a circle.
         path = Path(path)
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = files.read_toml(path)
         except OSError as error:
             raise InputError(f"sweep: cannot read {path} ({error.strerror}); give a TOML file") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:  # also that of a number too long for Python, which tomllib lets through
             raise InputError(f"sweep: {path} is not TOML: {error}") from None
         try:
             source = values.pop("lr_from", None)
             if source is not None:
-                if not isinstance(source, str) or source == path.stem:
-                    raise InputError(f"lr_from: got {source!r}, expected the name of another sweep file here")
-                source = cls.read(path.with_name(f"{source}.toml"))
+                is_name = isinstance(source, str) and re.fullmatch(r"[\w.+-]+", source)
+                if not is_name or source in (path.stem, *_from):
+                    raise InputError(f"lr_from: got {shown(source)}, expected the name of another sweep file here")
+                source = cls.read(path.with_name(f"{source}.toml"), (path.stem, *_from))
             return cls.from_dict(path.stem, values, source)
         except InputError as error:
             raise InputError(f"sweep: {path.name}: {error}") from None
@@ -239,21 +244,29 @@ class Sweep:
         named = values.get("recipe")
         preset = {}
         if named is not None:
-            if named not in RECIPES:
-                raise InputError(f"recipe: got {named!r}, expected one of {', '.join(RECIPES)}")
+            if not isinstance(named, str) or named not in RECIPES:
+                raise InputError(f"recipe: got {shown(named)}, expected one of {', '.join(RECIPES)}")
             preset = RECIPES[named].fields
         grids = values.get("grid", {})
         grids = grids if isinstance(grids, list) else [grids]
         if not all(isinstance(grid, dict) for grid in grids):
-            raise InputError(f"grid: got {values['grid']!r}, expected field = [values]")
+            raise InputError(f"grid: got {shown(values['grid'])}, expected field = [values]")
         report = _table(values, "report")
         _known(report, ("seeds", "measure"), "report")
         search = _table(values, "search") if "search" in values else None
+        for key in report:
+            if not isinstance(report[key], list):
+                raise InputError(f"report.{key}: got {shown(report[key])}, expected a list")
+        if "seeds" in report and not report["seeds"]:
+            raise InputError("report.seeds: got [], expected at least one whole number ≥ 0")
         measures = tuple(report.get("measure", ()))
         for measure in measures:
             if measure not in MEASURES:
-                raise InputError(f"report.measure: got {measure!r}, expected one of {', '.join(MEASURES)}")
+                raise InputError(f"report.measure: got {shown(measure)}, expected one of {', '.join(MEASURES)}")
         cells = []
+        combinations = sum(math.prod(len(v) for v in grid.values() if isinstance(v, list)) for grid in grids)
+        if combinations > MOST_CELLS:
+            raise InputError(f"grid: it has {combinations:,} combinations, expected at most {MOST_CELLS:,}")
         for grid in grids:
             for combination in _combinations(grid):
                 cells.append(_cell(preset | base, combination, search, report, measures, source))
@@ -286,11 +299,13 @@ def _cell(base, combination, search, report, measures, source) -> Cell:
             held = values.get(table, {})
             held = {"named": held} if table == "model" and isinstance(held, str) else held
             if not isinstance(held, dict):
-                raise InputError(f"grid: {name}: {table} is {held!r} and has no entries")
+                raise InputError(f"grid: {name}: {table} is {shown(held)} and has no entries")
             values[table] = held | {entry: value}
         else:
             values[table] = value
     optimizer = values.get("optimizer", "MERIT")
+    if not isinstance(optimizer, str):
+        raise InputError(f"optimizer: got {shown(optimizer)}, expected a name such as 'MERIT'")
     seeds = report.get("seeds", [values.pop("seed", 0)])
     if "seed" in combination:
         seeds = [combination["seed"]]
@@ -308,12 +323,18 @@ def _cell(base, combination, search, report, measures, source) -> Cell:
             raise InputError("lr stands both in [search] and in fields or grid; leave one out")
         tables = search.get("lr")
         if not isinstance(tables, dict) or not all(isinstance(rates, list) for rates in tables.values()):
-            raise InputError(f"search.lr: got {tables!r}, expected optimizer = [rates], and default = [rates]")
+            raise InputError(f"search.lr: got {shown(tables)}, expected optimizer = [rates], and default = [rates]")
         rates = tables.get(optimizer, tables.get("default"))
         if rates is None:
             raise InputError(f"search.lr: no rates for {optimizer!r}, only for {', '.join(tables)}; add default = […]")
-        if len(rates) < 3 or sorted(set(rates)) != rates:
-            raise InputError(f"search.lr: got {rates!r} for {optimizer}, expected three rates or more, rising")
+        usable = all(type(rate) in (int, float) and RATES[0] <= rate <= RATES[1] for rate in rates)
+        if len(rates) < 3 or not usable or sorted(set(rates)) != rates:
+            raise InputError(
+                f"search.lr: got {shown(rates)} for {optimizer}, expected three rates or more, rising, "
+                f"from {RATES[0]:g} to {RATES[1]:g}"
+            )
+        if not isinstance(search.get("refine", False), bool):
+            raise InputError(f"search.refine: got {shown(search['refine'])}, expected true or false")
     else:
         if lr is None:
             raise InputError("no learning rate: give lr in fields or grid, a [search], or lr_from")
@@ -324,15 +345,19 @@ def _cell(base, combination, search, report, measures, source) -> Cell:
         rates=tuple(rates),
         search=search is not None,
         widen=(search or {}).get("widen", 0),
-        refine=(search or {}).get("refine", False) is True,
+        refine=(search or {}).get("refine", False),
         search_seed=(search or {}).get("seed", 0),
         seeds=tuple(seeds),
         measures=measures,
         source=found,
     )
     for number in (cell.search_seed, cell.widen, *cell.seeds):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise InputError(f"seed, seeds and widen: got {number!r}, expected whole numbers ≥ 0")
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
+            raise InputError(f"seed, seeds and widen: got {shown(number)}, expected whole numbers ≥ 0, below 2^63")
+    if len(set(cell.seeds)) < len(cell.seeds):
+        raise InputError(f"report.seeds: got {shown(seeds)}, where a seed comes twice; give each once")
+    if cell.widen > MOST_WIDENED:
+        raise InputError(f"search.widen: got {cell.widen}, expected at most {MOST_WIDENED}")
     for rate in cell.rates:
         cell.recipe(rate, 0)  # checks every field
     return cell
@@ -357,7 +382,7 @@ def _kind_of(values: dict[str, Any]) -> tuple:
 def _combinations(grid: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise InputError(f"grid: {name}: got {values!r}, expected a list of values")
+            raise InputError(f"grid: {name}: got {shown(values)}, expected a list of values")
     for chosen in itertools.product(*grid.values()):
         yield dict(zip(grid, chosen, strict=True))
 
@@ -370,21 +395,21 @@ def _refuse_twice(cells):
         for lr in cell.rates:
             key = (run_name(cell.recipe(lr, 0)), cell.seeds)
             if key in seen:
-                raise InputError(f"grid: {cell.values} and {seen[key]} ask for the same runs")
+                raise InputError(f"grid: {shown(cell.values)} and {shown(seen[key])} ask for the same runs")
             seen[key] = cell.values
 
 
 def _table(values, name):
     table = values.get(name, {})
     if not isinstance(table, dict):
-        raise InputError(f"{name}: got {table!r}, expected a table [{name}]")
+        raise InputError(f"{name}: got {shown(table)}, expected a table [{name}]")
     return dict(table)
 
 
 def _known(values, known, where):
     for name in values:
         if name not in known:
-            raise InputError(f"{where}: got an unknown key {name!r}, expected {', '.join(known)}")
+            raise InputError(f"{where}: got an unknown key {shown(name)}, expected {', '.join(known)}")
 
 
 def _beyond(rates: list[float]) -> float:
@@ -545,6 +570,9 @@ def _digits(value: float | None, digits: int = 5) -> float | None:
 class Pool:
     """A folder of finished runs, one file each. What is in it is never run again.
 
+    A file that cannot be read counts as a run that is missing: a warning says so, and what `keep` would write over is
+    set aside.
+
     Args:
         folder: it is made if it is missing.
     """
@@ -552,6 +580,7 @@ class Pool:
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
         self._rows: dict[str, dict] = {}
+        self._damaged: set[str] = set()
 
     def path(self, name: str) -> Path:
         """Where the run of this name is, or will be."""
@@ -561,23 +590,40 @@ class Pool:
         """Where it is said why the run of this name failed."""
         return self.folder / f"{name}.failed.txt"
 
+    def damaged(self, name: str) -> Path:
+        """Where a file of this run that could not be read is set aside."""
+        free = (self.folder / f"{name}.damaged{number}" for number in itertools.count(1))
+        return next(path for path in free if not os.path.lexists(path))
+
     def row(self, name: str) -> dict | None:
         """The row of a finished run, else None."""
-        if name not in self._rows and self.path(name).is_file():
-            self._rows[name] = self.read(name)["row"]
+        if name not in self._rows and name not in self._damaged and os.path.lexists(self.path(name)):
+            try:
+                self._rows[name] = self.read(name)["row"]
+            except InputError as error:
+                self._damaged.add(name)
+                warnings.warn(f"{error}; the run counts as missing", stacklevel=2)
         return self._rows.get(name)
 
     def read(self, name: str) -> dict[str, Any]:
-        """A finished run: {"row": …, "curve": […]}."""
+        """A finished run: {"row": …, "curve": […]}. InputError where its file is damaged."""
         path = self.path(name)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = files.from_json(files.read_bytes(path))
+            _check_result(found, name)
             return {"row": found["row"], "curve": found["curve"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"sweep: {path} cannot be read ({error}); remove it, and the run is made anew") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"sweep: {path} cannot be read as a finished run ({error})") from None
 
     def keep(self, name: str, result: dict[str, Any]) -> None:
-        """Write a finished run, whole."""
+        """Write a finished run, whole; ValueError for a result that `read` would refuse.
+
+        A damaged file in its place is set aside as NAME.damaged1, 2, …
+        """
+        _check_result(result, name)  # else it would count as missing, and be made again for ever
+        if name in self._damaged:
+            os.replace(self.path(name), self.damaged(name))
+            self._damaged.remove(name)
         files.write_whole(self.path(name), json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n")
         self.failed(name).unlink(missing_ok=True)
 
@@ -586,8 +632,31 @@ class Pool:
         spent = {}
         for path in sorted(self.folder.glob("*.json")):
             row = self.row(path.stem)
+            if row is None:
+                continue
             spent[_kind(Recipe.from_dict(row["recipe"]))] = row["seconds"] / row["tokens"]
         return spent
+
+
+def _check_result(result: Any, name: str) -> None:
+    """ValueError unless a sweep can go on from this result: from its recipe, its loss and how long it took."""
+    if not isinstance(result, dict) or not {"row", "curve"} <= result.keys():
+        raise ValueError("it has no row and curve")
+    if not isinstance(result["curve"], list) or not all(isinstance(point, dict) for point in result["curve"]):
+        raise ValueError("its curve is no list of points")
+    row = result["row"]
+    if not isinstance(row, dict):
+        raise ValueError(f"its row is {shown(row)}, expected a table")
+    for column, least in (("seconds", 0), ("tokens", 1)):
+        value = row.get(column)
+        if type(value) not in (int, float) or not least <= value <= LARGEST_COUNT:
+            raise ValueError(f"{column} is {shown(value)}, expected a number ≥ {least}")
+    loss = row.get("val_loss", "missing")
+    if loss is not None and (type(loss) not in (int, float) or not 0 <= loss <= LARGEST_COUNT):
+        raise ValueError(f"val_loss is {shown(loss)}, expected a number ≥ 0, or null for a run that diverged")
+    recipe = Recipe.from_dict(row.get("recipe"))
+    if name not in (run_name(recipe), run_name(recipe, MEASURES)):
+        raise ValueError("its recipe is that of another run")
 
 
 def write_tables(sweep: Sweep, pool: Pool, folder: Path) -> tuple[Path, Path]:
@@ -609,11 +678,23 @@ def write_tables(sweep: Sweep, pool: Pool, folder: Path) -> tuple[Path, Path]:
 
 
 def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows of a table or of its curves. InputError for a file that is not JSON lines."""
+    """The rows of a table or of its curves. InputError for a file that is not lines of JSON tables."""
+    rows = []
     try:
-        return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        content = files.read_bytes(path)
+        for line in content.removesuffix(b"\n").split(b"\n") if content else ():
+            row = files.from_json(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"it is {shown(row)}, not a table")
+            rows.append(row)
     except (OSError, ValueError) as error:
-        raise InputError(f"sweep: {path} cannot be read as a sweep's table ({error}); make it with `sweep`") from None
+        raise _no_table(path, len(rows) + 1 if isinstance(error, ValueError) else None, error) from None
+    return rows
+
+
+def _no_table(path, line: int | None, why) -> InputError:
+    at = f"line {line}: " if line else ""
+    return InputError(f"sweep: {path} cannot be read as a sweep's table ({at}{why}); make it with `sweep`")
 
 
 def read_runs(path: str | os.PathLike, stage: str | None = "report") -> list:
@@ -626,31 +707,42 @@ def read_runs(path: str | os.PathLike, stage: str | None = "report") -> list:
 
     Each run's row is in its header["row"].
     """
-    from .runs import Run as RecordedRun
-    from .training import StepRecord
-
     path = Path(path)
     points: dict[str, list[dict]] = {}
     for point in read_rows(path.with_name(f"{path.name.removesuffix('.jsonl')}.curves.jsonl")):
-        points.setdefault(point["run"], []).append(point)
+        points.setdefault(str(point.get("run")), []).append(point)
     found = []
-    for row in read_rows(path):
-        if stage not in (None, row["stage"]):
-            continue
-        last = {"step": row["steps"], "tokens": row["tokens"], "train_loss": row["train_loss"] or math.inf,
-                "val_loss": row["val_loss"], "logit_layers": row["peak_logit_layers"]}  # fmt: skip
-        records = []
-        for point in (points.get(row["run"]) if row["stage"] == "report" else None) or [last]:
-            layers = point["logit_layers"]
-            records.append(StepRecord(
-                step=point["step"], tokens=point["tokens"], lr=math.nan, grad_norm=math.nan, seconds=math.nan,
-                train_loss=math.nan if point["train_loss"] is None else point["train_loss"],
-                val_loss=point["val_loss"], max_attention_logit=[[z] for z in layers] if layers else None,
-            ))  # fmt: skip
-        records[-1].diverged = row["diverged"]
-        header = {"recipe": row["recipe"], "parameters": row["parameters"], "row": row}
-        found.append(RecordedRun(header, records, path.with_name(row["run"])))
+    for number, row in enumerate(read_rows(path), 1):
+        try:
+            if stage in (None, row["stage"]):
+                found.append(_run_of(row, points, path))
+        except KeyError as error:
+            raise _no_table(path, number, f"column {error} is missing in it or in its curve") from None
+        except (ValueError, TypeError) as error:
+            raise _no_table(path, number, error) from None
     return found
+
+
+def _run_of(row: dict[str, Any], points: dict[str, list[dict]], path: Path):
+    """The run of a row, for `read_runs`."""
+    from .runs import Run as RecordedRun
+    from .training import StepRecord
+
+    if not isinstance(row["run"], str):
+        raise ValueError(f"run is {shown(row['run'])}, expected a name")
+    last = {"step": row["steps"], "tokens": row["tokens"], "train_loss": row["train_loss"] or math.inf,
+            "val_loss": row["val_loss"], "logit_layers": row["peak_logit_layers"]}  # fmt: skip
+    records = []
+    for point in (points.get(row["run"]) if row["stage"] == "report" else None) or [last]:
+        layers = point["logit_layers"]
+        records.append(StepRecord.from_dict({
+            "step": point["step"], "tokens": point["tokens"], "lr": math.nan, "grad_norm": math.nan,
+            "seconds": math.nan, "train_loss": math.nan if point["train_loss"] is None else point["train_loss"],
+            "val_loss": point["val_loss"], "max_attention_logit": [[z] for z in layers] if layers else None,
+        }))  # fmt: skip
+    records[-1] = StepRecord.from_dict(records[-1].to_dict() | {"diverged": row["diverged"]})
+    header = {"recipe": row["recipe"], "parameters": row["parameters"], "row": row}
+    return RecordedRun(header, records, path.with_name(row["run"]))
 
 
 def _kind(recipe: Recipe) -> tuple:
@@ -709,8 +801,11 @@ def work(sweep: Sweep, pool: Pool, engine: "Engine") -> Iterator[Progress]:
                 finished, error = running.pop(name), None
                 ran += 1
                 if isinstance(result, dict):
-                    pool.keep(name, result)
-                else:
+                    try:
+                        pool.keep(name, result)
+                    except ValueError as why:
+                        result = f"the run came back damaged: {why}"
+                if not isinstance(result, dict):
                     error = result
                     failed.add(name)
                     files.write_whole(pool.failed(name), error + "\n")

@@ -25,15 +25,15 @@ import numpy as np
 import torch
 
 from .corpora import ONE_IN, Document, Source, check_name, choice, find, joined
-from .errors import InputError
-from .files import cache_dir, whole, write_whole
+from .errors import InputError, shown
+from .files import cache_dir, from_json, read_bytes, whole, write_whole
 from .tokenizers import NAMES as TOKENIZERS
 from .tokenizers import Characters, Tokenizer, gpt2
 from .wheels import FetchError, Where, contents
 
 __all__ = ["Corpus", "FetchError", "batch", "check_spec", "fixed_batches", "load"]
 
-PREPARED_FORMAT = 2  # to be raised whenever cleaning, tokenizing or the files of the cache change
+PREPARED_FORMAT = 3  # to be raised whenever cleaning, tokenizing or the files of the cache change
 
 
 # --- loading ---
@@ -132,12 +132,12 @@ class Corpus:
 def _split_spec(spec: str) -> tuple[str, str]:
     """'shakespeare@gpt2' -> ('shakespeare', 'gpt2')."""
     if not isinstance(spec, str):
-        raise InputError(f"a text is named by a string such as 'shakespeare', not by {spec!r}")
+        raise InputError(f"a text is named by a string such as 'shakespeare', not by {shown(spec)}")
     text, at, tokenizer = spec.rpartition("@")
     if at and tokenizer in TOKENIZERS:
         return text, tokenizer
     if at and ":" not in spec:  # whereas a path may have an @ of its own
-        raise InputError(f"unknown tokenizer {tokenizer!r} in text {spec!r}: choose {choice(TOKENIZERS)}")
+        raise InputError(f"unknown tokenizer {tokenizer!r} in text {shown(spec)}: choose {choice(TOKENIZERS)}")
     return spec, "chars"
 
 
@@ -241,6 +241,17 @@ class Meta:
     licence: str
     alphabet: str
 
+    def to_json(self) -> str:
+        """The file's content: the fields, and a hash of them, since the bytes of train and val do not tell whether
+        the alphabet or the dtype is still theirs.
+        """
+        values = asdict(self)
+        return json.dumps(values | {"meta_sha256": _hash_of(values)}, indent=1) + "\n"
+
+
+def _hash_of(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
 
 class _Unusable(Exception):
     """Why prepared tokens cannot be used."""
@@ -273,7 +284,7 @@ def _prepare(source: Source, tokenizer_name: str, folder: Path, where: Where) ->
             licence=source.licence,
             alphabet=tokenizer.alphabet,
         )
-        write_whole(folder / "meta.json", json.dumps(asdict(meta), indent=1) + "\n")
+        write_whole(folder / "meta.json", meta.to_json())
     except OSError as error:
         raise InputError(
             f"prepared text cannot be written to {folder}: {error.strerror or error}. "
@@ -333,19 +344,19 @@ def _open(spec: str, folder: Path, where: Where) -> Corpus:
 
 def _read_meta(path: Path) -> Meta:
     try:
-        values = json.loads(path.read_bytes())
+        values = from_json(read_bytes(path))
     except FileNotFoundError:
         raise _Unusable("meta.json is missing: it is half written, or being written now") from None
-    except ValueError:
+    except (OSError, ValueError):
         raise _Unusable("meta.json is damaged") from None
     if not isinstance(values, dict) or "format" not in values:
         raise _Unusable("meta.json is damaged")
     if values["format"] != PREPARED_FORMAT:
-        raise _Unusable(f"it has format {values['format']}, and this version reads {PREPARED_FORMAT}")
-    try:
-        return Meta(**values)
-    except TypeError:
-        raise _Unusable("meta.json is damaged") from None
+        raise _Unusable(f"it has format {shown(values['format'])}, and this version reads {PREPARED_FORMAT}")
+    written = values.pop("meta_sha256", None)
+    if written != _hash_of(values):
+        raise _Unusable("hash mismatch: meta.json is not as it was written")
+    return Meta(**values)
 
 
 def _map(path: Path, dtype: str, length: int) -> np.memmap:

@@ -4,25 +4,33 @@
         print(record.step, record.train_loss)
 
 Who iterates decides: not calling `next` is pause, leaving the loop is stop, `zip(train(a), train(b))` is lockstep.
-The trainer knows nothing of progress bars, files or widgets.
+The trainer knows nothing of progress bars, recorded runs or widgets.
+
+    train(recipe, checkpoint="results/merit", checkpoint_every=25)
+
+keeps checkpoints in that folder, and goes on from the newest one where there is one: it then yields the records that
+were kept, at once, and after them the others, so that whoever iterates sees every step once. checkpoint.py has the
+rest.
 """
 
-import dataclasses
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from . import optim, probes, text
+from . import distributed, optim, probes, text
+from .checkpoint import Checkpoints
 from .errors import InputError
 from .models import GPT2
+from .optim.sharded import whole_norms
 from .probes import round_
 from .qk_clip import qk_clip
 from .recipe import Recipe
+from .record import StepRecord
 from .schedule import learning_rate
 
 PROBE_SEQUENCES = 8  # attention is measured on this many held-out sequences, the same along a run
@@ -33,56 +41,32 @@ LARGEST_MICRO_BATCH = 64
 LARGEST_EVALUATION = 1 << 29  # logits held at once for a validation loss: 10 sequences of GPT-2's
 
 
-@dataclass
-class StepRecord:
-    """What one optimizer step did. Fields below the line are None except at the steps where they are measured.
-
-    A record keeps no tensor: it is plain numbers, the same whether it comes from a live run or from a file.
-    """
-
-    step: int  # from 1
-    tokens: int  # seen so far
-    lr: float
-    train_loss: float  # nats a token, on this step's batch, before the step
-    grad_norm: float  # global ℓ2 norm of the gradients, before clipping
-    seconds: float  # since the run began, measuring included
-    diverged: bool = False  # the loss is not finite: this is the last record
-    # -- measured after the step, on held-out text --
-    val_loss: float | None = None  # nats a token
-    max_attention_logit: list[list[float]] | None = None  # n_layer x n_head, largest |z|
-    max_attention_logit_signed: list[list[float]] | None = None  # n_layer x n_head, largest z
-    attention_entropy: list[list[float]] | None = None  # n_layer x n_head, nats
-    largest_logit: dict | None = None  # probes.LargestLogit as a dict
-    ratios: dict[str, dict] | None = None  # parameter name -> probes.RatioSummary as a dict; empty for AdamW
-    # -- where the recipe asks for it --
-    clipped_heads: int | None = None  # heads, over all layers, that QK-clip scaled after this step
-    # {"gradient_sq": |G|², "trace": tr Σ} before the step, unbiased, so that gradient_sq may be below 0. Average each
-    # over several records before taking the ratio: probes.average_noise_scale.
-    noise_scale: dict[str, float] | None = None
-
-    @property
-    def peak_logit(self) -> float | None:
-        """Largest |attention logit| over all layers and heads, if measured."""
-        return max(map(max, self.max_attention_logit)) if self.max_attention_logit else None
-
-    def to_dict(self) -> dict:
-        """The fields that hold something."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-
-    @classmethod
-    def from_dict(cls, values: dict) -> "StepRecord":
-        """The record that `to_dict` wrote."""
-        return cls(**values)
-
-
-def train(recipe: Recipe, corpus: text.Corpus | None = None) -> "Training":
+def train(
+    recipe: Recipe,
+    corpus: text.Corpus | None = None,
+    parallel: str | None = None,
+    *,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 2,
+) -> "Training":
     """A training run of this recipe, ready to be iterated over.
 
     Args:
         recipe: what to train.
         corpus: the recipe's text, if it is loaded already; otherwise it is loaded here.
+        parallel: "ddp" or "fsdp" among the ranks that torchrun started (see distributed.py), each of which calls this
+            and iterates. None is "ddp" where there are several ranks, else one process.
+        checkpoint: a folder for the checkpoints of this run alone, made as needed. The run goes on from the newest
+            good one in it, bit for bit on the same machine. None: no checkpoints, and no file.
+        checkpoint_every: steps between two; None: ten in a run. The last step always has one.
+        keep: how many of them are kept.
+
+    Raises:
+        InputError: the folder cannot be written, or its checkpoints are damaged, or of another recipe, text or format.
+            Also from the iterator, where a checkpoint cannot be written: the disk is full, the folder gone.
     """
-    return Training(recipe, corpus)
+    return Training(recipe, corpus, parallel, checkpoint, checkpoint_every, keep)
 
 
 class Training(Iterator[StepRecord]):
@@ -90,23 +74,45 @@ class Training(Iterator[StepRecord]):
 
     Attributes:
         recipe, corpus, model, optimizer, device.
+        precision: "fp32" or "bf16", what the recipe's comes to on the device.
+        ranks: this process among those that train together (distributed.Ranks).
         n_steps: how many records there will be, unless the run diverges.
         last: the latest record, None before the first.
+        checkpoints: the run's Checkpoints.
+        resumed: the step that the run goes on from, None if it begins. Records up to there come from the checkpoint,
+            while the model is that step's.
     """
 
-    def __init__(self, recipe: Recipe, corpus: text.Corpus | None = None):
+    def __init__(
+        self,
+        recipe: Recipe,
+        corpus: text.Corpus | None = None,
+        parallel: str | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        checkpoint_every: int | None = None,
+        keep: int = 2,
+    ):
         self.recipe = recipe
-        self.device = pick_device(recipe.device)
-        self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
+        device = pick_device(recipe.device)
+        with distributed.one_at_a_time():
+            self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)
+        self.ranks = distributed.join(parallel, device, recipe.batch_size)
+        self.device = self.ranks.device
+        self.checkpoints = Checkpoints(checkpoint, checkpoint_every, keep, recipe.n_steps)
         self.model = build_model(recipe, self.corpus).to(self.device)
+        self._called = self.ranks.take(self.model)  # the model as it is called in training
         self.optimizer = build_optimizer(recipe, self.model)
         self.n_steps = recipe.n_steps
         self.last: StepRecord | None = None
+        self.precision = pick_precision(self.device, recipe.precision)
         self._autocast = autocast(self.device, recipe.precision)
+        self._kept = [StepRecord.from_dict(values) for values in self.checkpoints.resume(self)]
+        self.resumed = self._kept[-1].step if self._kept else None
         self._records = self._run()
 
     def __next__(self) -> StepRecord:
-        self.last = next(self._records)
+        with self.ranks.naming_failures():
+            self.last = next(self._records)
         return self.last
 
     def __len__(self) -> int:
@@ -119,8 +125,12 @@ class Training(Iterator[StepRecord]):
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def _run(self):
-        recipe, started = self.recipe, time.perf_counter()
-        for step in range(1, self.n_steps + 1):
+        yield from self._kept
+        before = self._kept[-1] if self._kept else None
+        if before is not None and before.diverged:
+            return
+        recipe, started = self.recipe, time.perf_counter() - (before.seconds if before else 0.0)
+        for step in range(before.step + 1 if before else 1, self.n_steps + 1):
             lr = learning_rate(step, self.n_steps, recipe.lr, warmup=recipe.warmup, final=recipe.final_lr)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -139,6 +149,7 @@ class Training(Iterator[StepRecord]):
                 # A gradient that is not finite while the loss is: leave the step out, nothing becomes NaN.
                 self._step(record, take=math.isfinite(record.grad_norm))
             record.seconds = round_(time.perf_counter() - started)
+            self.checkpoints.take(self, record)
             yield record
             if record.diverged:
                 return
@@ -152,13 +163,12 @@ class Training(Iterator[StepRecord]):
         self.optimizer.zero_grad(set_to_none=True)
         micro = recipe.micro_batch_size or min(recipe.batch_size, LARGEST_MICRO_BATCH)
         total = torch.zeros((), device=self.device)
-        for piece_x, piece_y in zip(x.split(micro), y.split(micro), strict=True):
-            share = len(piece_x) / len(x)  # the last piece may be smaller
+        for piece_x, piece_y, weight in self.ranks.micro_batches(x, y, micro):
             with self._autocast:
-                _, loss = self.model(piece_x.to(self.device), piece_y.to(self.device))
-            (loss * share).backward()
-            total += loss.detach() * share
-        return total.item()
+                _, loss = self._called(piece_x.to(self.device), piece_y.to(self.device))
+            (loss * weight).backward()
+            total += loss.detach() * weight
+        return self.ranks.mean(total).item()
 
     def _step(self, record, take: bool):
         recipe, step = self.recipe, record.step
@@ -182,8 +192,8 @@ class Training(Iterator[StepRecord]):
         recipe = self.recipe
         n_sequences = min(QK_CLIP_SEQUENCES, recipe.batch_size)
         x, _ = text.batch(self.corpus.train, recipe.block_size, n_sequences, seed=recipe.seed, step=step)
-        with self._autocast:
-            largest = qk_clip(self.model, x.to(self.device), recipe.qk_clip)  # (n_layer, n_head)
+        with self.ranks.whole_model(write_back=True) as model, self._autocast:
+            largest = qk_clip(model, x.to(self.device), recipe.qk_clip)  # (n_layer, n_head)
         return int((largest > recipe.qk_clip).sum())
 
     # -- measuring -----------------------------------------------------------------------------------------------
@@ -194,7 +204,7 @@ class Training(Iterator[StepRecord]):
         switches = {name: group[name] for name in ("ratio", "bound") if name in group}
         for name, parameter in self.model.named_parameters():
             if parameter in self.optimizer.explained:
-                summary = probes.ratios(self.optimizer.explain(parameter), **switches)
+                summary = probes.ratios(self.ranks.whole(self.optimizer.explain(parameter)), **switches)
                 if summary is not None:
                     record.ratios[name] = summary._asdict()
         self.optimizer.unwatch()
@@ -211,20 +221,20 @@ class Training(Iterator[StepRecord]):
     def attention(self) -> probes.AttentionProbe:
         """Attention logits now, on the fixed probe batch."""
         x, _ = self.held_out(PROBE_SEQUENCES)
-        with self._autocast:
-            return probes.attention(self.model, x)
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.attention(model, x)
 
     def val_loss(self, n_sequences: int | None = None) -> float:
         """Validation loss now, nats a token, over evenly spaced held-out sequences."""
         x, y = self.held_out(n_sequences or self.recipe.eval_sequences)
-        with self._autocast:
-            return probes.mean_loss(self.model, x, y, self._evaluated_at_once())
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.mean_loss(model, x, y, self._evaluated_at_once())
 
     def train_loss(self, n_sequences: int) -> float:
         """Loss now on evenly spaced sequences of the training text, nats a token: to set beside `val_loss`."""
         x, y = text.fixed_batches(self.corpus.train, self.recipe.block_size, n_sequences)
-        with self._autocast:
-            return probes.mean_loss(self.model, x.to(self.device), y.to(self.device), self._evaluated_at_once())
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.mean_loss(model, x.to(self.device), y.to(self.device), self._evaluated_at_once())
 
     def _evaluated_at_once(self) -> int:
         """Sequences in a forward pass: few where the vocabulary is large. Not the micro-batch, for then a run's
@@ -239,8 +249,8 @@ class Training(Iterator[StepRecord]):
         They are drawn as a batch is, so that their noise is a batch's; as step 0's, which no run trains on.
         """
         x, y = text.batch(self.corpus.train, self.recipe.block_size, NOISE_SEQUENCES, seed=0, step=0)
-        with self._autocast:
-            return probes.noise_scale(self.model, x.to(self.device), y.to(self.device), piece=NOISE_PIECE)
+        with self.ranks.whole_model() as model, self._autocast:
+            return probes.noise_scale(model, x.to(self.device), y.to(self.device), piece=NOISE_PIECE)
 
     def held_out(self, n_sequences: int) -> tuple[Tensor, Tensor]:
         """Evenly spaced held-out sequences and their targets, the same for every seed: each (N, block_size)."""
@@ -279,9 +289,7 @@ def clip_gradients(parameters, max_norm: float | None) -> Tensor:
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.zeros(())
-    norms = [
-        torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)).float() for grad in grads
-    ]
+    norms = whole_norms(grads)
     norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     if max_norm is not None and torch.isfinite(norm) and norm > max_norm:
         for grad in grads:
@@ -300,11 +308,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def pick_precision(device: torch.device, name: str) -> str:
+    """"auto" is "bf16" on a CUDA device that has it, else "fp32"."""
+    if name == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return name
+
+
 def autocast(device: torch.device, precision: str):
-    """The precision's context: bf16 autocast or nothing. "auto" is bf16 on a CUDA device that has it."""
-    if precision == "auto":
-        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    """The precision's context: bf16 autocast or nothing. "auto" as `pick_precision` says."""
+    bf16 = pick_precision(device, precision) == "bf16"
+    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
 
 
 def is_due(step: int, every: int, n_steps: int) -> bool:

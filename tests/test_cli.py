@@ -1,5 +1,6 @@
 """The command line: what it prints, what it writes, and how it answers wrong input and Ctrl-C."""
 
+import errno
 import io
 import os
 import re
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from merit_lab import __main__ as cli
 from merit_lab import __version__, compare, doctor, optim, runs
 from merit_lab.recipe import RECIPES, Recipe
-from merit_lab.training import StepRecord
+from merit_lab.training import StepRecord, Training
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("compare", "train", "recipes", "optimizers", "text", "doctor")
@@ -275,6 +276,73 @@ def test_train_keeps_weights():
     assert runs.read("run.jsonl").weights()["blocks.0.attention.query.weight"].shape == (64, 64)
 
 
+KEPT = ("--out", "run.jsonl", "--checkpoint", "kept", "--checkpoint-every", 2)
+
+
+def stop_at(monkeypatch, stopped, error):
+    """This happens while this step is computed."""
+    original = Training._accumulate_gradients
+
+    def accumulate(training, step):
+        if step == stopped:
+            raise error
+        return original(training, step)
+
+    monkeypatch.setattr(Training, "_accumulate_gradients", accumulate)
+
+
+def test_train_goes_on_where_it_was_stopped(monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 4, KeyboardInterrupt())
+        first = run("train", *TINY, *KEPT, code=130)
+    assert first.stderr.endswith(
+        f"stopped after 3 of {STEPS} steps, kept in run.jsonl.partial; "
+        "the same command goes on after step 2, kept in kept\n"
+    )
+    second = run("train", *TINY, *KEPT, "--keep", 1)
+    assert f"going on after step 2 of {STEPS}, kept in kept" in second.stderr
+    assert [record.step for record in runs.read("run.jsonl")] == list(range(1, STEPS + 1))
+    assert [path.name for path in Path("kept").iterdir()] == ["step-000004.checkpoint"]
+    other = run("train", *TINY, *KEPT, "--lr", 0.5, code=2)
+    assert "lr is 0.05 there and 0.5 here" in other.stderr and runs.read("run.jsonl").recipe.lr == 0.05
+
+
+def test_train_without_out_but_with_checkpoints(monkeypatch):
+    stop_at(monkeypatch, 3, KeyboardInterrupt())
+    result = run("train", *TINY, *KEPT[2:], code=130)
+    assert f"stopped after 2 of {STEPS} steps; the same command goes on after step 2, kept in kept" in result.stderr
+
+
+def test_train_says_a_damaged_checkpoint_and_a_full_disk(monkeypatch):
+    run("train", *TINY, *KEPT)
+    newest = Path("kept/step-000004.checkpoint")
+    newest.write_bytes(newest.read_bytes()[:-1])
+    monkeypatch.setattr("merit_lab.checkpoint.write", full)
+    result = run("train", *TINY, *KEPT, code=2)
+    assert "note: checkpoint: kept/step-000004.checkpoint cannot be used: its checksum is wrong" in result.stderr
+    assert "error: checkpoint: that of step 4 cannot be written to kept (No space left on device)" in result.stderr
+    assert [record.step for record in runs.read("run.jsonl.partial")] == [1, 2, 3]
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_compare_goes_on_where_it_was_stopped(monkeypatch):
+    arguments = (*TINY, "--optimizers", "AdamW,LAMB", "--out", "x", *KEPT[2:])
+    with monkeypatch.context() as patch:
+        stop_at(patch, 4, KeyboardInterrupt())
+        first = run("compare", *arguments, code=130)
+    assert "the same command goes on from the checkpoints in kept" in first.stderr
+    assert sorted(str(path) for path in Path("kept").rglob("*.checkpoint")) == ["kept/AdamW/step-000002.checkpoint"]
+    run("compare", *arguments)
+    assert all(runs.read(f"x/{name}.jsonl").complete for name in ("AdamW", "LAMB"))
+    monkeypatch.setattr(Training, "_accumulate_gradients", no_training)
+    before = runs.read("x/LAMB.jsonl").records
+    run("compare", *arguments)
+    assert runs.read("x/LAMB.jsonl").records == before
+
+
 def test_out_of_memory_is_said_and_what_to_do(monkeypatch):
     def start(*_):
         raise MemoryError("Unable to allocate 52 GiB")
@@ -379,6 +447,9 @@ BOTH = [  # arguments, what the answer must hold: what came, and what is allowed
     (["--set", "model.depth=3"], ["depth", "n_layer"]),
     (["--set", "warmup=0.1", "--set", "warmup.x=1"], ["'warmup.x=1'", "no entries"]),
     (["--learning-rate", "1"], ["--learning-rate"]),
+    (["--checkpoint-every", "5"], ["checkpoint-every: got 5", "give --checkpoint FOLDER too"]),
+    (["--keep", "3"], ["keep: got 3", "give --checkpoint FOLDER too"]),
+    (["--checkpoint-every", "often"], ["--checkpoint-every", "got 'often'", "whole number"]),
 ]
 TRAIN = [
     (["--lr", "nan"], ["lr: got nan", "finite number ≥ 0"]),

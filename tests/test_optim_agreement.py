@@ -115,7 +115,7 @@ def agrees_with_the_oracle(optimizer, reference, weight, grads, hyper=HYPER, **a
 
 
 # the last: with a row of zeros, every gradient and no decay, every denominator of some elements is 0
-SHAPES = [(4, 5), (6,), (), (4, 3, 2, 2), (3, 4, 2), (3, 1), (1, 3)]
+SHAPES = [(4, 5), (6,), (), (3, 4, 2), (3, 1), (1, 3)]
 WITH_AND_WITHOUT_DECAY = pytest.mark.parametrize("decay", [0.1, 0.0])
 
 
@@ -185,19 +185,6 @@ def test_merit_worked_case_dead_column(variant):
     after = stepped(MERIT, w, [[0.0, 1.0], [0.0, 1.0]], lr=0.01, betas=(0.9, 0.95), variant=variant)
     assert torch.equal(after[:, 0], w[:, 0])
     assert after.isfinite().all() and (after[:, 1] < w[:, 1]).all()
-
-
-@pytest.mark.parametrize(
-    "optimizer, expected",
-    [
-        (MERIT, [[0.99, -0.495], [0.2475, 1.99]]),
-        (LAMB, [[0.99, -0.495], [0.2475, 1.98]]),
-        (AdamW, [[0.999, -0.4995], [0.24975, 1.998]]),
-    ],
-)
-def test_decay_alone_worked_case(optimizer, expected):
-    w = tensor([[1.0, -0.5], [0.25, 2.0]])
-    close(stepped(optimizer, w, torch.zeros_like(w), **HYPER), tensor(expected))
 
 
 def test_lamb_switches_change_what_they_say():

@@ -5,11 +5,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from helpers import HYPER, first_step, random, stepped, tensor
+from helpers import HYPER, first_step, random, tensor
 from hypothesis import example, settings
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from merit_lab import MERIT
 from merit_lab.optim import max_norm, merit_step, quotient, step_function
 
 # Sixty-fourths: exact in binary, with zeros, and far from where squares overflow or vanish.
@@ -173,17 +172,6 @@ def test_size_of_the_first_direction(betas, size, run):
     torch.testing.assert_close(u, expected * grads[0].sign(), rtol=1e-12, atol=0)
     corrected = first_step("AdamW", w, grads[0], **hyper).direction
     torch.testing.assert_close(corrected, grads[0].sign(), rtol=1e-12, atol=0)
-
-
-def test_fused_query_key_value_shares_its_columns():
-    n = 3
-    blocks = [torch.full((n, n), size, dtype=torch.float64) for size in (0.1, 0.1, 1.0)]  # Q, K, V
-    ones = torch.ones(n, n, dtype=torch.float64)
-    query = blocks[0]
-    fused = stepped(MERIT, torch.cat(blocks), torch.cat([ones] * 3), lr=0.01, betas=(0.9, 0.95), eps=0.0)
-    apart = stepped(MERIT, query, ones, lr=0.01, betas=(0.9, 0.95), eps=0.0)
-    torch.testing.assert_close(fused[:n] - query, -0.01 * ones)
-    torch.testing.assert_close(apart - query, -0.001 * ones)
 
 
 # -- finite in, finite out -----------------------------------------------------------------------------------------

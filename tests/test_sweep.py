@@ -329,13 +329,24 @@ def test_two_sweeps_do_not_work_in_one_folder(tmp_path):
     assert [*sweeps.work(sweep, Pool(tmp_path), InProcess(bowl(1)))][-1].done == 2
 
 
-def test_a_damaged_result_is_named(tmp_path):
-    sweep = made(grid={"lr": [1e-2]})
-    pool = Pool(tmp_path)
-    name = sweep.plan(pool.row)[0][0].name
-    pool.path(name).write_text('{"row": ')
-    with pytest.raises(InputError, match="remove it, and the run is made anew"):
-        list(sweeps.work(sweep, pool, InProcess(bowl(1))))
+def test_a_damaged_result_is_named_made_anew_and_kept(tmp_path):
+    sweep = made(grid={"lr": [1e-2, 2e-2]})
+    list(sweeps.work(sweep, Pool(tmp_path), InProcess(bowl(1))))
+    name, other = (run.name for run in sweep.plan(Pool(tmp_path).row)[0])
+    path = Pool(tmp_path).path(name)
+    good, damaged = path.read_bytes(), path.read_bytes()[:40]
+    path.write_bytes(damaged)
+    with pytest.warns(UserWarning, match=f"{name}.json cannot be read as a finished run .*counts as missing"):
+        sweeps.write_tables(sweep, Pool(tmp_path), tmp_path)  # looking changes nothing
+    assert path.read_bytes() == damaged
+    engine = InProcess(bowl(1))
+    with pytest.warns(UserWarning, match=name) as said:
+        assert [*sweeps.work(sweep, Pool(tmp_path), engine)][-1].done == 2
+    assert len(said) == 1 and engine.started == [name]
+    assert path.read_bytes() == good and (tmp_path / f"{name}.damaged1").read_bytes() == damaged
+    path.write_bytes(Pool(tmp_path).path(other).read_bytes())
+    with pytest.warns(UserWarning, match="its recipe is that of another run"):
+        assert Pool(tmp_path).row(name) is None
 
 
 def test_a_process_that_dies_costs_one_run(tmp_path, monkeypatch):

@@ -568,7 +568,7 @@ def without_a_field(path):
         ("val.bin", os.remove, "hash mismatch: val.bin has 0 bytes instead of 590"),
         ("meta.json", os.remove, "meta.json is missing: it is half written, or being written now"),
         ("meta.json", cut_in_half, "meta.json is damaged"),
-        ("meta.json", without_a_field, "meta.json is damaged"),
+        ("meta.json", without_a_field, "hash mismatch: meta.json is not as it was written"),
         ("meta.json", lambda path: path.write_text("[]"), "meta.json is damaged"),
         ("meta.json", other_version, f"it has format 0, and this version reads {PREPARED_FORMAT}"),
     ],

@@ -265,6 +265,14 @@ def test_clipping_scales_to_the_largest_norm_and_only_measures_without_one():
     assert clip_gradients([torch.nn.Parameter(torch.zeros(1))], 1.0) == 0.0  # no gradient at all
 
 
+def test_the_global_norm_is_float32_whatever_the_gradients_are():
+    parameters = [torch.nn.Parameter(torch.zeros(4, dtype=d)) for d in (torch.float64, torch.float16, torch.float32)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 0.5)
+    norm = clip_gradients(parameters, None)
+    assert norm.item() == pytest.approx(3**0.5) and norm.dtype == torch.float32 and norm.ndim == 0
+
+
 # -- attention probe ---------------------------------------------------------------------------------------------
 
 

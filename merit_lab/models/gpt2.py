@@ -29,7 +29,12 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from merit_lab.errors import InputError
+from merit_lab.errors import InputError, shown
+
+# What a configuration may ask for: far above GPT-2 Large, and low enough that a slip of the pen is an error at once
+# instead of hours of making layers, or a machine without memory.
+LARGEST = {"block_size": 2**17, "vocab_size": 2**21, "n_layer": 1000, "n_head": 2**12, "n_embd": 2**16}
+LARGEST_MODEL = 10**10  # weights: with their gradients and an optimizer's two moments 160 GB in float32
 
 
 def _is_whole(value: Any) -> bool:
@@ -40,8 +45,9 @@ def _is_whole(value: Any) -> bool:
 class GPT2Config:
     """What a GPT2 is made of. The defaults are GPT-2's smallest; `named` knows the other sizes.
 
-    Raises InputError, naming the field, for a size that is not a whole number of 1 or more, a switch
-    that is not True or False, and an n_embd that n_head does not divide.
+    Raises InputError, naming the field, for a size that is not a whole number of 1 or more or is above
+    LARGEST, a switch that is not True or False, an n_embd that n_head does not divide, and a model of
+    more than LARGEST_MODEL weights.
     """
 
     block_size: int = 1024  # longest sequence: each position has its own learned embedding
@@ -58,17 +64,26 @@ class GPT2Config:
         for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
             value = getattr(self, name)
             if not _is_whole(value) or value < 1:
-                raise InputError(f"{name}={value!r}: {name} must be a whole number, 1 or more.")
+                raise InputError(f"{name}={shown(value)}: {name} must be a whole number, 1 or more.")
+            if value > LARGEST[name]:
+                raise InputError(f"{name}={shown(value)}: {name} must be at most {LARGEST[name]:,}.")
             object.__setattr__(self, name, int(value))  # a numpy integer would not go into JSON
         for name in ("qk_norm", "fused_qkv", "tie_weights", "bias"):
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise InputError(f"{name}={value!r}: {name} must be True or False.")
+                raise InputError(f"{name}={shown(value)}: {name} must be True or False.")
         if self.n_embd % self.n_head:
             multiple = max(self.d_head, 1) * self.n_head
             raise InputError(
                 f"n_embd={self.n_embd}, n_head={self.n_head}: every head gets n_embd / n_head dimensions, "
                 f"so n_embd must be a multiple of n_head (for example {multiple})."
+            )
+        matrices = 12 * self.n_layer * self.n_embd**2 + (self.vocab_size + self.block_size) * self.n_embd
+        if matrices > LARGEST_MODEL:
+            raise InputError(
+                f"n_layer={self.n_layer}, n_embd={self.n_embd}, vocab_size={self.vocab_size}, "
+                f"block_size={self.block_size}: a model of {matrices:,} weights is above the limit of "
+                f"{LARGEST_MODEL:,}; take a smaller n_embd or n_layer."
             )
 
     @property
@@ -83,12 +98,12 @@ class GPT2Config:
         Raises InputError for a name or a field that does not exist; the message lists those that do.
         """
         if not isinstance(name, str) or name not in SIZES:
-            raise InputError(f"model {name!r} is not a known size: choose one of {', '.join(SIZES)}.")
+            raise InputError(f"model {shown(name)} is not a known size: choose one of {', '.join(SIZES)}.")
         known = [field.name for field in fields(cls)]
         for field, value in overrides.items():
             if field not in known:
                 raise InputError(
-                    f"{field}={value!r}: GPT-2 has no {field}; its fields are {', '.join(known)}."
+                    f"{field}={shown(value)}: GPT-2 has no {field}; its fields are {', '.join(known)}."
                 )
         return replace(SIZES[name], **overrides)
 

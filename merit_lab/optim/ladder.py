@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from .adamw import AdamW
 from .lamb import LAMB
 from .merit import MERIT
@@ -64,8 +64,8 @@ OPTIMIZERS = LADDER | ABLATIONS  # every name that `build` knows
 
 def named(name: str) -> Rung:
     """The rung of this name. Raises InputError with the names there are."""
-    if name not in OPTIMIZERS:
-        raise InputError(f"optimizer: got {name!r}, expected one of {', '.join(map(repr, OPTIMIZERS))}")
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        raise InputError(f"optimizer: got {shown(name)}, expected one of {', '.join(map(repr, OPTIMIZERS))}")
     return OPTIMIZERS[name]
 
 
@@ -83,10 +83,12 @@ def build(name: str, params, lr, **arguments) -> Traced:
             raise InputError(
                 f"optimizer_args: {rung.optimizer.__name__} takes no {argument!r}, only {', '.join(taken)}"
             )
-        if argument in rung.switches and arguments[argument] != rung.switches[argument]:
+        # Types too, since an array compared with a string or a bool is no bool.
+        given, meant = arguments[argument], rung.switches.get(argument)
+        if argument in rung.switches and (type(given) is not type(meant) or given != meant):
             raise InputError(
-                f"optimizer_args: {name!r} is {rung.optimizer.__name__} with {argument}={rung.switches[argument]!r}, "
-                f"got {arguments[argument]!r}; take it out or name another optimizer"
+                f"optimizer_args: {name!r} is {rung.optimizer.__name__} with {argument}={meant!r}, "
+                f"got {shown(given)}; take it out or name another optimizer"
             )
     return rung.optimizer(params, lr, **rung.switches | arguments)
 

@@ -119,14 +119,6 @@ def merit_ratios(weight, direction, *, variant="official", norm="max", ratio="el
     Returns:
         b, r, c, s and the mask of guarded elements, shaped as in `MeritStep`.
     """
-    if variant == "paper" and weight.ndim > 2:  # rows are output channels
-        shape = weight.shape
-        b, r, c, s, guarded = merit_ratios(
-            weight.flatten(1), direction.flatten(1), variant=variant, norm=norm, ratio=ratio, bound=bound
-        )
-        r = r.reshape(shape[0], *[1] * (len(shape) - 1))
-        return b, r, c.reshape(1, *shape[1:]), s.reshape(shape), guarded.reshape(shape)
-
     size = NORMS[norm]
     if weight.ndim < 2:
         b, guarded = trust_ratio(size(weight), size(direction))
@@ -134,7 +126,8 @@ def merit_ratios(weight, direction, *, variant="official", norm="max", ratio="el
 
     guard = trust_ratio if variant == "official" else _leave_out
     b, b_guarded = guard(size(weight), size(direction))  # line 4
-    r, r_guarded = guard(size(weight, dim=1), size(direction, dim=1))  # line 5
+    along = tuple(range(1, weight.ndim)) if variant == "paper" else 1  # as if flattened: a row is an output channel
+    r, r_guarded = guard(size(weight, dim=along), size(direction, dim=along))  # line 5
     c, c_guarded = guard(size(weight, dim=0), size(direction, dim=0))  # line 6
 
     if ratio == "element":

@@ -14,7 +14,7 @@ from torch import Tensor
 from .sharded import without_empty_shards
 
 
-def max_norm(x: Tensor, dim: int | None = None) -> Tensor:
+def max_norm(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
     """‖x‖_m, the largest absolute element: of the whole tensor (0-D), or along `dim`, which stays with size 1.
 
     It is a vector norm of the flattened tensor, not the matrix norm that numpy and torch call `inf`.
@@ -23,7 +23,7 @@ def max_norm(x: Tensor, dim: int | None = None) -> Tensor:
     return x.abs().amax() if dim is None else x.abs().amax(dim=dim, keepdim=True)
 
 
-def l2_norm(x: Tensor, dim: int | None = None) -> Tensor:
+def l2_norm(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
     """‖x‖₂, the root of the sum of squares: of the whole tensor (0-D), or along `dim`, which stays with size 1.
 
     In float32 the squares of elements above 1e19 overflow and of those below 1e-23 vanish: a limit of LAMB's, not

@@ -5,6 +5,7 @@ told by what they have, since importing their class takes longer than importing 
 """
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,20 +16,41 @@ WHOLE = ("weight", "direction")  # sizes of a tensor as a whole, in fast.Sizes
 def without_empty_shards(x: Tensor) -> Tensor:
     """x, on every rank whole if it is a DTensor that leaves some rank with nothing: nothing has no maximum.
 
-    That takes about as few rows as there are ranks, so x is small. It is decided from the shape alone, so that all
-    ranks decide alike.
+    Along each sharded dimension x then has fewer elements than the square of the ranks there, as torch.chunk cuts:
+    mostly fewer than the ranks. It is decided from the shape alone, so that all ranks decide alike.
     """
     if not hasattr(x, "placements"):
         return x
-    last = list(x.shape)  # becomes the shape of the last rank's shard, the smallest, as torch.chunk cuts
-    for ranks, placement in zip(x.device_mesh.shape, x.placements, strict=True):
-        if placement.is_shard():
-            last[placement.dim] -= (ranks - 1) * math.ceil(last[placement.dim] / ranks)
-    if min(last, default=1) > 0:
+    if not leaves_a_shard_empty(tuple(x.shape), tuple(x.device_mesh.shape), x.placements):
         return x
     from torch.distributed.tensor import Replicate
 
     return x.redistribute(placements=[Replicate()] * len(x.placements))
+
+
+@cache
+def leaves_a_shard_empty(shape: tuple[int, ...], ranks: tuple[int, ...], placements: tuple) -> bool:
+    """Whether a DTensor of this shape has an empty shard on some rank of the mesh.
+
+    Args:
+        ranks: the mesh's shape.
+        placements: a placement for each dimension of the mesh.
+    """
+    sizes = [{length} for length in shape]  # of the shards, along each dimension of the tensor
+    # FSDP over tensor parallelism cuts by the later dimension of the mesh first: a _StridedShard, which is no Shard.
+    strided = any(type(placement).__name__ == "_StridedShard" for placement in placements)
+    cuts = list(zip(ranks, placements, strict=True))
+    for count, placement in reversed(cuts) if strided else cuts:
+        dim = getattr(placement, "dim", None)
+        if dim is not None:
+            sizes[dim] = {size for length in sizes[dim] for size in _chunks(length, count)}
+    return any(0 in along for along in sizes)
+
+
+def _chunks(length: int, count: int) -> set[int]:
+    """The sizes of the pieces that torch.chunk makes, 0 for those that it leaves out."""
+    size = math.ceil(length / count)
+    return {min(size, max(0, length - i * size)) for i in range(count)}
 
 
 def all_finite(x: Tensor) -> bool:
@@ -40,6 +62,22 @@ def all_finite(x: Tensor) -> bool:
 def write(x: Tensor, value: Tensor) -> None:
     """Write value into x in place; a DTensor keeps its own placement, wherever the value lies."""
     x.copy_(value.redistribute(placements=x.placements) if hasattr(x, "placements") else value)
+
+
+def whole_norms(tensors: list[Tensor]) -> list[Tensor]:
+    """The ℓ2 norm of each tensor, 0-D, in float32 or better; of DTensors that lie alike in one collective for all."""
+    norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).float() for x in tensors]
+    alike: dict[tuple, list[int]] = {}
+    for index, norm in enumerate(norms):
+        if hasattr(norm, "placements"):
+            alike.setdefault((norm.device_mesh, norm.placements), []).append(index)
+    for (mesh, placements), indices in alike.items():
+        # A shard's norm is not the norm: the placement of each says how to add the ranks' parts up.
+        parts = torch.stack([norms[index].to_local() for index in indices])
+        whole = type(norms[indices[0]]).from_local(parts, mesh, placements, run_check=False).full_tensor()
+        for index, norm in zip(indices, whole, strict=True):
+            norms[index] = norm
+    return norms
 
 
 def local(x: Tensor) -> Tensor | None:

@@ -27,6 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import shown
 from . import fast
 from .sharded import all_finite, write
 
@@ -289,23 +290,31 @@ def _check_number(name, value):
             raise ValueError(f"{name}: got a tensor of shape {tuple(value.shape)}, expected a number or a 0-D tensor")
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name}: got {value!r}, expected a number ≥ 0")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name}: got {value!r}, expected a finite number ≥ 0")
+        raise ValueError(f"{name}: got {shown(value)}, expected a number ≥ 0")
+    if not is_finite(value) or value < 0:
+        raise ValueError(f"{name}: got {shown(value)}, expected a finite number ≥ 0")
 
 
 def _check_betas(betas):
     if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ValueError(f"betas: got {betas!r}, expected two numbers (β₁, β₂), each in [0, 1)")
+        raise ValueError(f"betas: got {shown(betas)}, expected two numbers (β₁, β₂), each in [0, 1)")
     for index, beta in enumerate(betas):
         if isinstance(beta, bool) or not isinstance(beta, numbers.Real) or not 0 <= beta < 1:
-            raise ValueError(f"betas[{index}]: got {beta!r}, expected a number in [0, 1)")
+            raise ValueError(f"betas[{index}]: got {shown(beta)}, expected a number in [0, 1)")
+
+
+def is_finite(value) -> bool:
+    """Whether a real number is finite as a float: 10**400 is not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_bool(name, value):
     """Raise ValueError unless value is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name}: got {value!r}, expected True or False")
+        raise ValueError(f"{name}: got {shown(value)}, expected True or False")
 
 
 def check_fused(name, value):
@@ -316,16 +325,16 @@ def check_fused(name, value):
 
 def check_positive_or_none(name, value):
     """Raise ValueError unless value is None or a finite number > 0."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and is_finite(value)
     if value is not None and not good:
-        raise ValueError(f"{name}: got {value!r}, expected None or a finite number > 0")
+        raise ValueError(f"{name}: got {shown(value)}, expected None or a finite number > 0")
 
 
 def check_one_of(*allowed):
     """A check that raises ValueError unless the value is one of these."""
 
     def check(name, value):
-        if value not in allowed:
-            raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(map(repr, allowed))}")
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"{name}: got {shown(value)}, expected one of {', '.join(map(repr, allowed))}")
 
     return check
