@@ -2,10 +2,11 @@
 
 import pytest
 
-from merit_lab.exercises import audit, edge, mediation, merit, patterns, sweeps
+from merit_lab.exercises import audit, cost, edge, mediation, merit, patterns, sweeps
 
 MODULES = {
-    "audit": audit, "edge": edge, "mediation": mediation, "merit": merit, "patterns": patterns, "sweeps": sweeps,
+    "audit": audit, "cost": cost, "edge": edge, "mediation": mediation, "merit": merit, "patterns": patterns,
+    "sweeps": sweeps,
 }  # fmt: skip
 each_module = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 each_mistake = pytest.mark.parametrize(

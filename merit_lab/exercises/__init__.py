@@ -8,6 +8,7 @@ from .adamw import check_adamw
 from .attention import check_max_logit
 from .audit import check_separates
 from .bounds import check_logit_bound
+from .cost import check_traffic
 from .edge import check_edge
 from .lamb import check_trust_ratio
 from .mediation import check_mediation
@@ -27,5 +28,6 @@ __all__ = [
     "check_passes_100",
     "check_separates",
     "check_similarity",
+    "check_traffic",
     "check_trust_ratio",
 ]

@@ -5,11 +5,12 @@
 
 curves.py: runs over time. sweeps.py: many finished runs. matrices.py: weights and ratios as heatmaps.
 lessons.py: a few numbers as lines, heatmaps or text, no run behind them. attention.py: attention weights as images.
-evidence.py: the recorded sweeps beside the paper's figures.
+evidence.py: the recorded sweeps beside the paper's figures. cost.py: bytes of a step, and a roofline.
 output.py: show and save. style.py: colours, markers, scales.
 """
 
 from .attention import attention_maps
+from .cost import Timed, operations, roofline
 from .curves import (
     Curve,
     curves,
@@ -37,6 +38,7 @@ __all__ = [
     "Curve",
     "PatternPicture",
     "StepPicture",
+    "Timed",
     "alt_of",
     "attention_maps",
     "batch_curves",
@@ -55,10 +57,12 @@ __all__ = [
     "loss_and_logit",
     "loss_curves",
     "noise_along",
+    "operations",
     "pattern_maps",
     "png",
     "ratio_over_time",
     "ratio_tensors",
+    "roofline",
     "save",
     "seeds_band",
     "shares_over_time",
