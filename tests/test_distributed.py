@@ -41,15 +41,26 @@ PLACEMENTS = {  # ranks: name -> mesh and, for each of its dimensions, the tenso
         "columns, replicated": ((2, 2), (None, 1)),
     },
 }
-NAMES = {2: ["MERIT", "MERIT paper variant", "MERIT l2", "LAMB", "AdamW"], 4: ["MERIT", "LAMB", "AdamW"]}
-LONG = [(2, "rows", "MERIT"), (4, "rows and columns", "MERIT")]
-BY_SUM = ("LAMB", "MERIT l2")  # sums of squares depend on their order
+FUSED = "fused "
+NAMES = {
+    2: ["MERIT", "MERIT paper variant", "MERIT l2", "LAMB", "AdamW", "fused MERIT paper variant", "fused LAMB"],
+    4: ["MERIT", "LAMB", "AdamW", "fused MERIT", "fused LAMB"],
+}
+LONG = [(2, "rows", "MERIT"), (4, "rows and columns", "MERIT"), (4, "rows and columns", "fused MERIT")]
+BY_SUM = ("LAMB", "MERIT l2", "fused LAMB")  # sums of squares depend on their order
+
+
+def build_named(name, parameters):
+    """The optimizer of this name, its fused step if the name says so."""
+    if name == "AdamW":
+        return build(name, parameters, **HYPER)
+    return build(name.removeprefix(FUSED), parameters, **HYPER, fused=name.startswith(FUSED))
 
 
 def trajectory(name, steps, spread=lambda x: x, whole=lambda x: x):
     """Weights after each of these steps. `spread` shards a tensor, `whole` undoes it."""
     parameters = [parameter(spread(random(*s, seed=i, dtype=torch.float32))) for i, s in enumerate(SHAPES)]
-    optimizer = build(name, parameters, **HYPER)
+    optimizer = build_named(name, parameters)
     after = []
     for t in range(1, steps + 1):
         take(optimizer, [[spread(random(*s, seed=100 * t + i, dtype=torch.float32)) for i, s in enumerate(SHAPES)]])
@@ -91,12 +102,13 @@ def norms_of(spread):
 
 
 def collectives_of(spread):
-    """What one step of a (6, 4) weight costs, by optimizer; and one plain all-reduce."""
+    """What one step of a (6, 4) weight costs, by optimizer (of two where fused), and one plain all-reduce."""
     costs = {}
-    for name in ("AdamW", "LAMB", "MERIT"):
-        p = parameter(spread(random(6, 4, dtype=torch.float32)))
-        p.grad = spread(random(6, 4, seed=1, dtype=torch.float32))
-        optimizer = build(name, [p], **HYPER)
+    for name in ("AdamW", "LAMB", "MERIT", "fused LAMB", "fused MERIT"):
+        parameters = [parameter(spread(random(6, 4, dtype=torch.float32))) for _ in range(1 + name.startswith(FUSED))]
+        for p in parameters:
+            p.grad = spread(random(6, 4, seed=1, dtype=torch.float32))
+        optimizer = build_named(name, parameters)
         with count_collectives() as counted:
             optimizer.step()
         costs[name] = dict(counted.by_operation), counted.numbers
@@ -350,7 +362,19 @@ def test_what_a_step_costs(ranks, size, place):
         assert found["LAMB"] == ({"all_reduce": 5 * cuts}, 5 * cuts)
         if (size, place) in MERIT_COSTS:
             assert found["MERIT"] == MERIT_COSTS[size, place]
+        # All norms of all weights in one message a dimension that is cut: of each weight its own two, and MERIT's lines
+        assert found["fused LAMB"] == ({"all_reduce": cuts}, 2 * 2 * cuts)
+        assert found["fused MERIT"] == ({"all_reduce": cuts}, 2 * (2 * cuts + FUSED_LINES[size, place]))
 
+
+FUSED_LINES = {  # of a (6, 4) weight and its direction, on the first rank
+    (2, "rows"): 2 * 4,
+    (2, "columns"): 2 * 6,
+    (4, "rows"): 2 * 4,
+    (4, "rows and columns"): 2 * (4 // 2 + 6 // 2),
+    (4, "rows twice"): 2 * 2 * 4,
+    (4, "columns, replicated"): 2 * 6,
+}
 
 MERIT_COSTS = {  # of a (6, 4) weight. Of its rows four ranks have 2, 2, 2 and none: they are gathered
     (4, "rows"): ({"all_gather": 6}, 48),

@@ -155,8 +155,9 @@ def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: boo
     threads, as_c = _threads(lib, weight), _as_c(how, weight.dtype)
     n, columns = weight.shape if lines else (-(-count // LINE), min(LINE, count))
     kind = torch.float64 if squares else weight.dtype
-    whole, of_rows = torch.zeros(2, dtype=kind), torch.empty(2, n, 1, dtype=kind)
-    of_columns = torch.empty(2, threads, columns, dtype=kind) if lines else None
+    make = torch.empty if count else torch.zeros  # of no element C writes no norm; of (3, 0) there are three
+    whole, of_rows = torch.zeros(2, dtype=kind), make(2, n, 1, dtype=kind)
+    of_columns = make(2, threads, columns, dtype=kind) if lines else None
     scratch = torch.empty(threads, columns, dtype=weight.dtype)
     tensors = (weight.data_ptr(), grad.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr())
     arguments = (count, max(columns, 1), threads, *tensors, as_c, whole.data_ptr(), of_rows.data_ptr())
