@@ -11,7 +11,7 @@ under torch.compile and on DTensors.
 import torch
 from torch import Tensor
 
-from .sharded import without_empty_shards
+from .sharded import met, without_empty_shards
 
 
 def max_norm(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
@@ -20,7 +20,7 @@ def max_norm(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
     It is a vector norm of the flattened tensor, not the matrix norm that numpy and torch call `inf`.
     """
     x = without_empty_shards(x)
-    return x.abs().amax() if dim is None else x.abs().amax(dim=dim, keepdim=True)
+    return met(x.abs().amax() if dim is None else x.abs().amax(dim=dim, keepdim=True))
 
 
 def l2_norm(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
@@ -29,7 +29,7 @@ def l2_norm(x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
     In float32 the squares of elements above 1e19 overflow and of those below 1e-23 vanish: a limit of LAMB's, not
     of the max-norm's.
     """
-    return torch.linalg.vector_norm(x, 2, dim=dim, keepdim=dim is not None)
+    return met(torch.linalg.vector_norm(x, 2, dim=dim, keepdim=dim is not None))
 
 
 NORMS = {"max": max_norm, "l2": l2_norm}

@@ -28,6 +28,16 @@ def without_empty_shards(x: Tensor) -> Tensor:
     return x.redistribute(placements=[Replicate()] * len(x.placements))
 
 
+def met(norm: Tensor) -> Tensor:
+    """A norm of a DTensor, known on every rank that needs it: else each use of it would ask the others anew."""
+    placements = getattr(norm, "placements", ())
+    if not any(placement.is_partial() for placement in placements):
+        return norm
+    from torch.distributed.tensor import Replicate
+
+    return norm.redistribute(placements=[Replicate() if p.is_partial() else p for p in placements])
+
+
 @cache
 def leaves_a_shard_empty(shape: tuple[int, ...], ranks: tuple[int, ...], placements: tuple) -> bool:
     """Whether a DTensor of this shape has an empty shard on some rank of the mesh.
@@ -104,9 +114,10 @@ def exchange(entries: list[tuple[Tensor, dict[str, Tensor | None], bool]]) -> li
     for dim in range(max(x.device_mesh.ndim for x, _, _ in entries)):
         packed: dict[tuple, list[tuple[dict, str]]] = {}
         for (x, _, squares), sizes in zip(entries, after, strict=True):
-            if dim >= x.device_mesh.ndim or not x.placements[dim].is_shard():
+            cut = getattr(x.placements[dim], "dim", None) if dim < x.device_mesh.ndim else None
+            if cut is None:
                 continue
-            line = "column" if x.placements[dim].dim == 0 else "row"
+            line = "column" if cut == 0 else "row"
             names = [name for name in sizes if name in WHOLE or (name.endswith(line) and sizes[name] is not None)]
             key = (x.device_mesh, squares, sizes["weight"].dtype)
             packed.setdefault(key, []).extend((sizes, name) for name in names)
