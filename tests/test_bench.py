@@ -10,7 +10,7 @@ from test_optim_agreement import close, golden_cases
 
 from merit_lab import LAMB, MERIT
 from merit_lab.bench import __main__ as bench
-from merit_lab.bench import rows, steps, training
+from merit_lab.bench import collectives, rows, steps, training
 from merit_lab.files import repo_root
 from merit_lab.probes import traffic
 from merit_lab.readme import section
@@ -145,7 +145,7 @@ def test_ratios_are_taken_within_a_round():
 
 
 def test_memory_does_not_grow_with_the_batch():
-    table, (figure,) = training.memory((8, 256), model="nano", text="synthetic")
+    table, (figure,) = training.memory((8, 256), micro=4, model="nano", text="synthetic")
     assert [row["batch_size"] for row in table] == [8, 256]
     assert figure["met"] and figure["value"] < 5
 
@@ -155,6 +155,20 @@ def test_transformers_model_is_as_large_as_ours():
     corpus = training.train(of).corpus
     ours, theirs = training.build_model(of, corpus), training.transformers_model(of, corpus)
     assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
+
+
+# -- collectives ---------------------------------------------------------------------------------------------------
+
+
+def test_collectives_are_counted_and_set_beside_the_papers_estimate():
+    results = collectives.measure([(8, 4), (4, 8)])  # four ranks, of which two share a row and two a column
+    counted = {(row["cut"], row["step"]): (row["calls"], row["numbers"]) for row in results["rows"]}
+    assert counted["rows cut", "MERIT, fused"] == (1, 2 * (4 + 8) + 4)
+    assert counted["columns cut", "MERIT, fused"] == (1, 2 * (8 + 4) + 4)
+    assert counted["both cut", "LAMB, fused"] == (2, 8) and counted["both cut", "AdamW"] == (0, 0)
+    calls, numbers = (a - b for a, b in zip(counted["both cut", "MERIT"], counted["both cut", "LAMB"], strict=True))
+    assert results["paper"] == {"calls": 4, "numbers": 12} == {"calls": calls / 2, "numbers": numbers / 2}
+    assert "| MERIT, fused | 1 / 28 | 1 / 28 | 2 / 32 |" in collectives.table(results)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -177,4 +191,4 @@ def test_results_are_written_with_machine_and_versions(tmp_path, monkeypatch, ca
 
 def test_an_unknown_part_is_refused(capsys):
     assert bench.main(["speed"]) == 2
-    assert "got 'speed', expected one of looking, steps, training" in capsys.readouterr().err
+    assert "got 'speed', expected one of looking, steps, training, collectives" in capsys.readouterr().err

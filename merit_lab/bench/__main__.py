@@ -9,9 +9,14 @@ from typing import Any
 from ..errors import InputError
 from ..files import repo_root, write_whole
 from ..readme import replaced
-from . import looking, rows, steps, training
+from . import collectives, looking, rows, steps, training
 
-PARTS: dict[str, ModuleType] = {"looking": looking, "steps": steps, "training": training}
+PARTS: dict[str, ModuleType] = {
+    "looking": looking,
+    "steps": steps,
+    "training": training,
+    "collectives": collectives,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,8 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     for part in chosen.parts or PARTS:
         results = PARTS[part].measure()
-        if part == "steps":
-            print(steps.table(results))
+        if hasattr(PARTS[part], "table"):
+            print(PARTS[part].table(results))
         for row in results["figures"]:
             print(rows.said(row))
         rows.write(part, results, chosen.out)
@@ -48,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def markdown(results: dict[str, dict[str, Any]]) -> str:
-    """The README's part: the table of steps, then a line a target."""
+    """The README's part: the table of steps, a line a target, and what sharding adds."""
     of = results["steps"]
     machine = f"{of['machine']}, torch {of['versions']['torch'].split('+')[0]}, {of['date']}"
     targets = [row for part in PARTS for row in results[part]["figures"] if "target" in row]
@@ -56,7 +61,14 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
         (row["what"], f"{row['value']:.3g} {row['unit']}", row["target"], "met" if row["met"] else "**missed**")
         for row in targets
     ]
-    return "\n\n".join([f"On {machine}:", steps.table(of), rows.table(("measured", "is", "target", ""), lines)])
+    sharded = results["collectives"]
+    said = (
+        "Sharded, the norms of all weights travel in one message for each dimension of the mesh. The paper expects "
+        f"{sharded['paper']['calls']} all-reduces and {sharded['paper']['numbers']:,.0f} numbers more than LAMB's "
+        "where both rows and columns are cut; the readable step needs these for w and once more for u:"
+    )
+    tables = steps.table(of), rows.table(("measured", "is", "target", ""), lines)
+    return "\n\n".join([f"On {machine}:", *tables, said, collectives.table(sharded)])
 
 
 if __name__ == "__main__":
