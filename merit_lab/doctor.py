@@ -36,7 +36,7 @@ class Check(NamedTuple):
 
 def checks() -> list[Check]:
     """Everything looked at, in the order to mend it."""
-    return [*machine(), *packages(), *torch_and_device(), *lab(), *places(), browser()]
+    return [*machine(), *packages(), *torch_and_device(), *fused_step(), *lab(), *places(), browser()]
 
 
 def report() -> int:
@@ -135,6 +135,24 @@ def torch_and_device() -> Iterator[Check]:
         threads <= processors(),
         f"torch computes with {threads} threads",
         f"more threads than the {processors()} processors are slow: unset OMP_NUM_THREADS, or set it lower",
+        essential=False,
+    )
+
+
+def fused_step() -> Iterator[Check]:
+    """Whether LAMB's and MERIT's fused step is compiled on this machine. Compiles it, the first time."""
+    try:
+        import torch
+
+        from .optim import fast_c
+    except (ImportError, OSError):
+        return  # torch_and_device has said so
+    with warnings.catch_warnings(action="ignore"):  # the check says it
+        compiled = fast_c.library(torch.float32) is not None
+    yield Check(
+        compiled,
+        f"LAMB and MERIT take their fused step in {'C' if compiled else 'torch'}",
+        "it is slower there; install gcc or clang (Debian: apt install gcc)",
         essential=False,
     )
 

@@ -91,12 +91,12 @@ def max_norm_growth(seed: int, steps: int = 128) -> float:
     return largest
 
 
-def cost_a_weight(shape: tuple[int, int], seed: int) -> tuple[int, float]:
+def cost_a_weight(shape: tuple[int, int], seed: int, fused: bool = False) -> tuple[int, float]:
     """Of one step of MERIT on a float32 matrix: full-size states kept, and bytes of temporaries, a weight."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.nn.Parameter(torch.randn(shape, generator=generator))
     weight.grad = torch.randn(shape, generator=generator)
-    optimizer = MERIT([weight], lr=0.01, fused=False)
+    optimizer = MERIT([weight], lr=0.01, fused=fused)
     optimizer.step()
     states = sum(torch.is_tensor(value) and value.shape == weight.shape for value in optimizer.state[weight].values())
     with traffic() as moved:
@@ -114,6 +114,7 @@ def rows() -> list[dict]:
         states, temporaries = cost_a_weight(shape, seed)
         found.append(("states_a_weight", "MERIT", seed, states))
         found.append(("temporary_bytes_a_weight", "MERIT", seed, temporaries))
+        found.append(("temporary_bytes_a_weight", "MERIT, fused", seed, cost_a_weight(shape, seed, fused=True)[1]))
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return [
         {"quantity": q, "optimizer": o, "seed": s, "value": float(f"{v:.5g}"), "torch": torch.__version__, "date": date}

@@ -55,6 +55,15 @@ def test_an_old_package_is_found_by_number_not_by_letter(monkeypatch):
     assert "2.9.1+cu128 is older than 2.11" in torch.what
 
 
+def test_a_missing_compiler_is_a_line_and_no_error(monkeypatch, capsys):
+    from merit_lab.optim import fast_c
+
+    monkeypatch.setattr(fast_c, "library", lambda dtype: None)
+    assert doctor.report() == 0
+    said = "[!!] LAMB and MERIT take their fused step in torch -> it is slower there; install gcc"
+    assert said in capsys.readouterr().out
+
+
 def test_a_torch_that_does_not_import_is_a_line_not_a_crash(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert doctor.report() == 1

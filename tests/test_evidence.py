@@ -216,6 +216,7 @@ def test_merit_keeps_two_states_and_the_readable_step_needs_full_size_temporarie
     states, temporaries = one_step.cost_a_weight((64, 48), seed=1)
     assert states == 2
     assert 8 < temporaries < 80
+    assert one_step.cost_a_weight((512, 512), seed=1, fused=True)[1] < 1
 
 
 def test_one_step_of_merit_stays_within_its_bound():

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         if hasattr(PARTS[part], "table"):
             print(PARTS[part].table(results))
         for row in results["figures"]:
-            print(rows.said(row))
+            print(rows.said(row), flush=True)
         rows.write(part, results, chosen.out)
     root = repo_root()
     if chosen.out is None and root is not None:

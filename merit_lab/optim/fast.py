@@ -8,8 +8,8 @@ move, so u is computed twice and never stored.
     between  ratios from the norms: vectors as long as a row and a column
     pass 2   read w, m, v      write w      line 3 once more, lines 7 to 9                   16 bytes a weight
 
-In float32 that is 40 bytes a weight; AdamW, which needs no norm, gets by with 28. A pass is written three times,
-`measure` and `apply` in each:
+In float32 that is 40 bytes a weight; AdamW, which needs no norm, gets by with 28. It is written three times, as
+`measure` (pass 1), `ratio` (between) and `apply` (pass 2):
 
     fast_c.py        C, compiled when it is first needed, for the CPU
     fast_triton.py   Triton, for CUDA
