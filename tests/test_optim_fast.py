@@ -148,6 +148,20 @@ def test_half_precision(kernels, name, half):
     assert (theirs.state[fused[0]]["master_weight"] - 3).abs().max() < 0.1
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0, 0)], ids=str)
+def test_passes_over_an_empty_shard(kernels, shape):
+    """A rank may have rows or columns of a tensor, and no element in them; their norms are 0."""
+    empty = torch.zeros(shape)
+    how = fast.Direction((0.9, 0.95), 1e-6, 0.1, (1.0, 1.0), 1.0)
+    for squares in (False, True):
+        sizes = kernels.measure(empty, empty, empty, empty, how, squares=squares, lines=not squares)
+        assert sizes.weight == sizes.direction == 0
+    sizes = kernels.measure(empty, empty, empty, empty, how, squares=False, lines=True)
+    assert sizes.direction_row.tolist() == [[0.0]] * shape[0] and sizes.weight_column.tolist() == [[0.0] * shape[1]]
+    factors = fast.Factors(torch.ones(shape[0], 1), torch.ones(1, shape[1]), True, 0.0)
+    kernels.apply(empty, empty, empty, how, factors, 0.1)
+
+
 # -- which step is taken -------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,17 @@ static inline void raise_to(long n, bits *restrict most, const bits *x) {
     }
 }
 
+/* Both at once: the largest in a row, and the columns raised to it. */
+static inline bits largest_and_raise(long n, bits *restrict most, const bits *x) {
+    bits largest = 0;
+    for (long j = 0; j < n; j++) {
+        bits b = x[j] & MAGNITUDE;
+        largest = b > largest ? b : largest;
+        most[j] = b > most[j] ? b : most[j];
+    }
+    return largest;
+}
+
 /* The first pass with max-norms. whole: the largest |w| and the largest |u|. rows: those of each row, |w| first.
  * columns: those of each column likewise, in lines[0] and lines[threads] of 2 · threads lines; NULL: not wanted.
  * scratch: `columns` a thread. */
@@ -71,11 +82,13 @@ void measure_max(long count, long columns, int threads, const REAL *w, const REA
         long at = i * columns, n = count - at < columns ? count - at : columns;
         REAL *u = scratch + THREAD * columns;
         row_direction(n, w + at, g + at, m + at, v + at, u, *how);
-        of_rows[i] = largest_in(n, (const bits *)(w + at));
-        of_rows[n_rows + i] = largest_in(n, (const bits *)u);
+        const bits *of_here = (const bits *)(w + at), *of_step = (const bits *)u;
         if (lines) {
-            raise_to(n, of_w + THREAD * columns, (const bits *)(w + at));
-            raise_to(n, of_u + THREAD * columns, (const bits *)u);
+            of_rows[i] = largest_and_raise(n, of_w + THREAD * columns, of_here);
+            of_rows[n_rows + i] = largest_and_raise(n, of_u + THREAD * columns, of_step);
+        } else {
+            of_rows[i] = largest_in(n, of_here);
+            of_rows[n_rows + i] = largest_in(n, of_step);
         }
     }
     all[0] = largest_in(n_rows, of_rows), all[1] = largest_in(n_rows, of_rows + n_rows);
@@ -153,4 +166,23 @@ void apply(long count, long columns, int threads, REAL *w, const REAL *m, const 
             }
         }
     }
+}
+
+/* All of MERIT's step on a tensor that lies whole in one place: both passes and lines 4 to 7 between them, as fast.py's
+ * merit_factors has them. One call, since on small tensors calls are what takes time.
+ * by_row, by_column: whether these ratios enter line 7. room: 2 n_rows + 2 threads columns + threads columns numbers. */
+void merit(long count, long columns, int threads, REAL *w, const REAL *g, REAL *m, REAL *v, const direction_of *how,
+           int guards, int by_row, int by_column, int bound, int clip, REAL lr, REAL *room) {
+    long n_rows = (count + columns - 1) / columns;
+    REAL *rows = room, *lines = rows + 2 * n_rows, *scratch = lines + 2 * threads * columns, whole[2], b, none = 0;
+    int two_dimensions = by_row || by_column;
+    measure_max(count, columns, threads, w, g, m, v, how, whole, rows, two_dimensions ? lines : NULL, scratch);
+    ratios(1, whole, whole + 1, guards, 0, how->largest, &b);
+    REAL *row = bound || !two_dimensions ? &b : &none, *column = by_column ? lines : NULL;
+    if (by_row) {
+        ratios(n_rows, rows, rows + n_rows, guards, bound ? b : 0, how->largest, rows);
+        row = rows;
+    }
+    if (by_column) ratios(columns, lines, lines + threads * columns, guards, 0, how->largest, lines);
+    apply(count, columns, threads, w, m, v, how, row, by_row, column, clip, lr, 0);
 }

@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import fast_tiles
+from . import fast_c, fast_tiles
+from .fast_tiles import Sizes
 from .sharded import exchange, local
 
 AUTO_FROM = 1 << 16  # fused="auto" fuses tensors of so many elements: below, calling costs more than memory does
@@ -43,17 +44,6 @@ class Direction(NamedTuple):
     decay: float  # λ where it is part of u, else 0
     corrections: tuple[float, float]  # LAMB's 1 - β₁ᵗ and 1 - β₂ᵗ; 1 for MERIT
     sign: float  # of the gradient: -1 climbs
-
-
-class Sizes(NamedTuple):
-    """Norms of w and of u after pass 1: maxima of magnitudes, or sums of squares in float64 (`squares`)."""
-
-    weight: Tensor  # 0-D
-    direction: Tensor  # 0-D
-    weight_row: Tensor | None = None  # (n, 1)
-    direction_row: Tensor | None = None
-    weight_column: Tensor | None = None  # (1, k)
-    direction_column: Tensor | None = None
 
 
 class Factors(NamedTuple):
@@ -70,6 +60,8 @@ class Started(NamedTuple):
 
     parameter: Tensor
     weight: Tensor  # what is computed with: the parameter's own memory or its float32 copy, as a matrix
+    exp_avg: Tensor  # in the state's memory, as a matrix
+    exp_avg_sq: Tensor
     state: dict[str, Any]
     group: dict[str, Any]
     how: Direction
@@ -95,8 +87,8 @@ def takes(parameter: Tensor, group: dict[str, Any], form: str | None) -> bool:
     return shard is not None and shard.is_contiguous() and alike
 
 
-def start(parameter: Tensor, state: dict[str, Any], group: dict[str, Any], form: str) -> Started:
-    """Pass 1: the moments move on; returns the norms of this rank's part."""
+def start(parameter: Tensor, state: dict[str, Any], group: dict[str, Any], form: str) -> Started | None:
+    """Pass 1: the moments move on; returns the norms of this rank's part. None where the step was taken at once."""
     squares = form == "lamb"
     how = _direction(group, state, squares)
     weight = state.get("master_weight", parameter)
@@ -104,13 +96,21 @@ def start(parameter: Tensor, state: dict[str, Any], group: dict[str, Any], form:
         _take_over(parameter, weight)
     for name in ("exp_avg", "exp_avg_sq"):  # a loaded state may lie otherwise than the weight
         state[name] = state[name].contiguous()
-    weight, grad, exp_avg, exp_avg_sq = (
-        _matrix(local(x)) for x in (weight, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
-    )
-    lines = not squares and parameter.ndim > 1 and group["ratio"] != "weight"
-    kernels = _kernels(weight)
+    weight, exp_avg, exp_avg_sq = (_matrix(x) for x in (weight, state["exp_avg"], state["exp_avg_sq"]))
+    grad = _matrix(parameter.grad)
+    kernels, lines = _kernels(weight), False
+    if not squares:
+        guards, by_row, by_column = line_7(group, parameter.ndim)
+        lines = by_row or by_column
+        if kernels is fast_c and grad.dtype == weight.dtype and not hasattr(parameter, "placements"):
+            switches = {"bound": group["bound"], "clip": group["clip"]}
+            fast_c.merit(
+                weight, grad, exp_avg, exp_avg_sq, how, float(group["lr"]),
+                guards=guards, by_row=by_row, by_column=by_column, **switches,
+            )  # fmt: skip
+            return _write_back(parameter, state)
     sizes = kernels.measure(weight, grad, exp_avg, exp_avg_sq, how, squares=squares, lines=lines)
-    return Started(parameter, weight, state, group, how, sizes, squares, kernels)
+    return Started(parameter, weight, exp_avg, exp_avg_sq, state, group, how, sizes, squares, kernels)
 
 
 def meet(waiting: list[Started]) -> list[Started]:
@@ -121,15 +121,13 @@ def meet(waiting: list[Started]) -> list[Started]:
 
 def finish(started: Started) -> None:
     """Pass 2: the weight moves."""
-    parameter, weight, state, group, how, sizes, squares, kernels = started
-    exp_avg, exp_avg_sq = _matrix(local(state["exp_avg"])), _matrix(local(state["exp_avg_sq"]))
+    parameter, weight, exp_avg, exp_avg_sq, state, group, how, sizes, squares, kernels = started
     if squares:
         factors = lamb_factors(sizes, group, weight.dtype, kernels)
     else:
         factors = merit_factors(sizes, group, parameter.ndim, kernels)
     kernels.apply(weight, exp_avg, exp_avg_sq, how, factors, float(group["lr"]))
-    if "master_weight" in state:
-        local(parameter).copy_(local(state["master_weight"]))
+    _write_back(parameter, state)
 
 
 def lamb_factors(sizes: Sizes, group: dict[str, Any], dtype: torch.dtype, kernels: ModuleType) -> Factors:
@@ -150,17 +148,28 @@ def merit_factors(sizes: Sizes, group: dict[str, Any], ndim: int, kernels: Modul
 
     A guarded b means that every row and column is guarded: then b, infinite, makes every factor so.
     """
-    guards = group["variant"] == "official" or ndim < 2
+    guards, by_row, by_column = line_7(group, ndim)
     b = kernels.ratio(sizes.weight, sizes.direction, guards).reshape(1, 1)
     least = b if group["bound"] else None
-    if ndim < 2 or group["ratio"] == "weight":
+    if not (by_row or by_column):
         return Factors(b, None, group["clip"], 0.0)
     row, column = torch.zeros_like(b) if least is None else b, None
-    if group["ratio"] != "column":
+    if by_row:
         row = kernels.ratio(sizes.weight_row, sizes.direction_row, guards, least)
-    if group["ratio"] != "row":
+    if by_column:
         column = kernels.ratio(sizes.weight_column, sizes.direction_column, guards)
     return Factors(row, column, group["clip"], 0.0)
+
+
+def line_7(group: dict[str, Any], ndim: int) -> tuple[bool, bool, bool]:
+    """Whether a norm of 0 guards (makes s 1), and whether row and column ratios enter line 7."""
+    official, ratio = group["variant"] == "official", group["ratio"]
+    return official or ndim < 2, ndim > 1 and ratio in ("element", "row"), ndim > 1 and ratio in ("element", "column")
+
+
+def _write_back(parameter: Tensor, state: dict[str, Any]) -> None:
+    if "master_weight" in state:
+        local(parameter).copy_(local(state["master_weight"]))
 
 
 def _direction(group, state, bias_correction_possible) -> Direction:
@@ -174,16 +183,16 @@ def _direction(group, state, bias_correction_possible) -> Direction:
 
 
 def _matrix(x: Tensor) -> Tensor:
-    """x as rows and columns in the same memory; a gradient that does not lie so is copied."""
-    x = x.contiguous()
-    if x.ndim == 2:
-        return x
-    return x.reshape(x.shape[0], math.prod(x.shape[1:])) if x.ndim > 1 else x.reshape(1, -1)
+    """This rank's part of x as rows and columns in the same memory; a gradient that does not lie so is copied."""
+    x = local(x)
+    if x.ndim != 2:
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:])) if x.ndim > 1 else x.reshape(1, -1)
+    return x if x.is_contiguous() else x.contiguous()
 
 
 def _take_over(parameter, master) -> None:
     """Where somebody has changed the half-precision parameter since the last step, it is right, not its copy."""
-    here, copy = _matrix(local(parameter)), _matrix(local(master))
+    here, copy = _matrix(parameter), _matrix(master)
     for piece, kept in fast_tiles.tiles(here, copy):
         kept.copy_(torch.where(kept.to(piece.dtype) == piece, kept, piece.to(kept.dtype)))
 
@@ -191,8 +200,6 @@ def _take_over(parameter, master) -> None:
 def _kernels(weight: Tensor) -> ModuleType:
     """The module that computes on this tensor's device."""
     if weight.device.type == "cpu":
-        from . import fast_c
-
         return fast_c if fast_c.library(weight.dtype) is not None else fast_tiles
     if weight.device.type == "cuda":
         from . import fast_triton

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..files import cache_dir
-from .fast_tiles import tiles
+from . import fast_tiles
+from .fast_tiles import Sizes, tiles
 
 SOURCE = Path(__file__).with_name("fast.c")
 LINE = 1024  # elements of a row where the weight has none: a vector is worked on in pieces of so many
@@ -64,6 +65,7 @@ def library(dtype: torch.dtype):
     # As declared in fast.c: l for long, i for int, p for a pointer, r for REAL.
     kinds = {"l": ctypes.c_long, "i": ctypes.c_int, "p": ctypes.c_void_p, "r": TYPES[dtype][-1]}
     of_passes = {"measure_max": "llippppppppp", "measure_l2": "llipppppppp", "apply": "llippppplpirr"}
+    of_passes["merit"] = "llipppppiiiiirp"
     for name, signature in (of_passes | {"ratios": "lppirrp"}).items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = None, [kinds[kind] for kind in signature]
@@ -147,20 +149,19 @@ def _threads(lib, weight: Tensor) -> int:
 
 def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: bool):
     """Pass 1, as fast_tiles.measure."""
-    from .fast import Sizes
-
+    if not weight.numel():  # of an empty shard, which may have rows or columns all the same
+        return fast_tiles.measure(weight, grad, exp_avg, exp_avg_sq, how, squares=squares, lines=lines)
     if grad.dtype != weight.dtype:
         return _measure_in_pieces(weight, grad, exp_avg, exp_avg_sq, how, squares=squares, lines=lines)
     lib, count = library(weight.dtype), weight.numel()
     threads, as_c = _threads(lib, weight), _as_c(how, weight.dtype)
     n, columns = weight.shape if lines else (-(-count // LINE), min(LINE, count))
     kind = torch.float64 if squares else weight.dtype
-    make = torch.empty if count else torch.zeros  # of no element C writes no norm; of (3, 0) there are three
-    whole, of_rows = torch.zeros(2, dtype=kind), make(2, n, 1, dtype=kind)
-    of_columns = make(2, threads, columns, dtype=kind) if lines else None
+    whole, of_rows = torch.zeros(2, dtype=kind), torch.empty(2, n, 1, dtype=kind)
+    of_columns = torch.empty(2, threads, columns, dtype=kind) if lines else None
     scratch = torch.empty(threads, columns, dtype=weight.dtype)
     tensors = (weight.data_ptr(), grad.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr())
-    arguments = (count, max(columns, 1), threads, *tensors, as_c, whole.data_ptr(), of_rows.data_ptr())
+    arguments = (count, columns, threads, *tensors, as_c, whole.data_ptr(), of_rows.data_ptr())
     if squares:
         lib.measure_l2(*arguments, scratch.data_ptr())
     else:
@@ -174,8 +175,6 @@ def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: boo
 
 def _measure_in_pieces(weight, grad, exp_avg, exp_avg_sq, how, *, squares, lines):
     """A half-precision gradient is widened some rows at a time, so that no copy of it stands whole."""
-    from .fast import Sizes
-
     found = [
         measure(w, g.to(w.dtype), m, v, how, squares=squares, lines=lines)
         for w, g, m, v in tiles(weight, grad, exp_avg, exp_avg_sq, whole_rows=lines)
@@ -200,17 +199,39 @@ def ratio(weight_norm, direction_norm, guards: bool, least: Tensor | None = None
 
 def apply(weight, exp_avg, exp_avg_sq, how, factors, lr: float) -> None:
     """Pass 2, as fast_tiles.apply."""
+    if not weight.numel():
+        return
     lib = library(weight.dtype)
     row, column = factors.row.contiguous(), factors.column
     column = None if column is None else column.contiguous()
     stride = 1 if len(row) > 1 else 0
     columns = weight.shape[1] if column is not None or stride else LINE
     lib.apply(
-        weight.numel(), max(columns, 1), _threads(lib, weight),
+        weight.numel(), columns, _threads(lib, weight),
         weight.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(), _as_c(how, weight.dtype),
         row.data_ptr(), stride, None if column is None else column.data_ptr(), factors.clip, lr, factors.beside,
     )  # fmt: skip
     for observer in observers:
+        observer.add("pass 2", _size(weight, exp_avg, exp_avg_sq), _size(weight))
+
+
+def merit(weight, grad, exp_avg, exp_avg_sq, how, lr: float, *, guards, by_row, by_column, bound, clip) -> None:
+    """MERIT's whole step of a matrix that is not empty, both passes in one call; grad is of the weight's dtype.
+
+    Args:
+        guards, by_row, by_column: see fast.line_7. bound, clip: MERIT's switches.
+    """
+    count, lib = weight.numel(), library(weight.dtype)
+    threads, lines = _threads(lib, weight), by_row or by_column
+    n, columns = weight.shape if lines else (-(-count // LINE), min(LINE, count))
+    room = torch.empty(2 * n + 3 * threads * columns, dtype=weight.dtype)
+    lib.merit(
+        count, columns, threads,
+        weight.data_ptr(), grad.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(), _as_c(how, weight.dtype),
+        guards, by_row, by_column, bound, clip, lr, room.data_ptr(),
+    )  # fmt: skip
+    for observer in observers:
+        observer.add("pass 1", _size(weight, grad, exp_avg, exp_avg_sq), _size(exp_avg, exp_avg_sq))
         observer.add("pass 2", _size(weight, exp_avg, exp_avg_sq), _size(weight))
 
 

@@ -5,6 +5,7 @@ two scratch tiles are more than 1 % of a small model.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,17 @@ from torch import Tensor
 from .ratios import quotient
 
 ELEMENTS = 1 << 18  # of a tile: 1 MB in float32. Larger ones leave the cache, smaller ones are all calls
+
+
+class Sizes(NamedTuple):
+    """Norms of w and of u after pass 1: maxima of magnitudes, or sums of squares in float64 (`squares`)."""
+
+    weight: Tensor  # 0-D
+    direction: Tensor  # 0-D
+    weight_row: Tensor | None = None  # (n, 1)
+    direction_row: Tensor | None = None
+    weight_column: Tensor | None = None  # (1, k)
+    direction_column: Tensor | None = None
 
 
 def tiles(*matrices: Tensor, whole_rows: bool = False) -> Iterator[tuple[Tensor, ...]]:
@@ -36,7 +48,7 @@ def direction(weight, exp_avg, exp_avg_sq, how, out: Tensor) -> Tensor:
 
 
 def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: bool):
-    """Pass 1: exp_avg and exp_avg_sq move on in place; returns fast.Sizes.
+    """Pass 1: exp_avg and exp_avg_sq move on in place; returns the norms.
 
     Args:
         weight, grad, exp_avg, exp_avg_sq: matrices of one shape (n, k).
@@ -44,8 +56,6 @@ def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: boo
         squares: sums of squares, in float64, in place of maxima.
         lines: the sizes of rows and columns too.
     """
-    from .fast import Sizes
-
     (beta1, beta2), (n, k) = how.betas, weight.shape
     wide = torch.float64 if squares and weight.device.type != "mps" else weight.dtype
     sizes = Sizes(*(weight.new_zeros((), dtype=wide) for _ in range(2)))

@@ -134,7 +134,7 @@ class Traced(torch.optim.Optimizer):
                     started = fast.start(parameter, state, group, self.fused_form)
                     if hasattr(parameter, "placements"):
                         waiting.append(started)
-                    else:
+                    elif started is not None:
                         fast.finish(started)
                 else:
                     self._step_parameter(parameter, group)
