@@ -23,7 +23,7 @@ from .optim.traced import is_finite
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("auto", "fp32", "bf16")
 LARGEST_COUNT = 10**15  # of tokens, sequences or steps: no run is longer, and all of it is whole in a float
-LARGEST_BATCH = 2**28  # tokens: a batch is cut out as a whole, 16 bytes a token; the paper's largest has 2^23
+LARGEST_BATCH = 2**28  # tokens, 32 times the paper's largest batch: more is a slip of the keyboard
 PAPER_ARGS = {"betas": (0.9, 0.95), "weight_decay": 0.1}  # MERIT paper, section on settings
 
 

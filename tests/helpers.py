@@ -1,5 +1,8 @@
 """Shared by the optimizer tests."""
 
+import shutil
+
+import pytest
 import torch
 from torch import nn
 
@@ -7,6 +10,8 @@ from merit_lab import LAMB, MERIT, AdamW
 from merit_lab.optim import step_function
 
 OPTIMIZERS = (AdamW, LAMB, MERIT)
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+needs_compiler = pytest.mark.skipif(not COMPILER, reason="needs a C compiler: apt install gcc")
 HYPER = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import parameter, tensor
+from helpers import needs_compiler, parameter, tensor
 from peers import PlainMERIT
 from test_optim_agreement import close, golden_cases
 
@@ -36,6 +36,7 @@ def test_torchs_fused_adamw_moves_28_bytes_a_weight():
     assert moved == pytest.approx(28, abs=0.01) and held < 0.01
 
 
+@needs_compiler
 @pytest.mark.parametrize("optimizer_class", [MERIT, LAMB])
 def test_the_fused_step_moves_40(optimizer_class):
     moved, held = bytes_a_weight(optimizer_class, fused=True)

@@ -233,7 +233,7 @@ def recipe_of(monkeypatch, arguments):
     class Enough(Exception):
         pass
 
-    def start(recipe, corpus):
+    def start(recipe, corpus, parallel):
         seen.append(recipe)
         raise Enough
 
@@ -560,7 +560,7 @@ def test_ctrl_c_keeps_what_was_recorded():
 
 
 def test_ctrl_c_without_out_says_that_nothing_is_kept(monkeypatch):
-    def start(recipe, corpus):
+    def start(recipe, corpus, parallel):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("merit_lab.training.train", start)

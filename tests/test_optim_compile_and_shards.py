@@ -1,5 +1,6 @@
 """The step functions under torch.compile, and the optimizers on tensors sharded over two ranks."""
 
+import multiprocessing
 import os
 import shutil
 from datetime import timedelta
@@ -54,6 +55,8 @@ def test_step_functions_are_one_graph(name, shape):
 )
 def test_inductor_computes_the_same(monkeypatch):
     monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # saves 15 s on a first run
+    # Else it starts a pool of workers, and a file that it leaves open is held against a later test.
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     function = step_function("MERIT")
     arguments, hyper = step_arguments(5, 4)
     compiled = torch.compile(function, fullgraph=True)(*arguments, **hyper)
@@ -145,7 +148,9 @@ def on_a_rank(rank, folder):
 def sharded(tmp_path_factory):
     """What each of two ranks ends up with, for every scenario."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(on_a_rank, (str(folder),), nprocs=2)
+    # From a process that has imported it all: two imports of torch at a time take long on a busy machine.
+    multiprocessing.set_forkserver_preload(["merit_lab.optim", "torch.distributed.tensor"])
+    mp.start_processes(on_a_rank, (str(folder),), nprocs=2, start_method="forkserver")
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 

@@ -1,12 +1,11 @@
 """The fused step against the readable one: C, Triton's interpreter where it is, and torch's tiles."""
 
 import copy
-import shutil
 import warnings
 
 import pytest
 import torch
-from helpers import HYPER, parameter, random, take
+from helpers import COMPILER, HYPER, needs_compiler, parameter, random, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_optim_agreement import assert_golden, golden_cases
@@ -25,7 +24,6 @@ LAMBS = [
 ]
 SHAPES = [(5, 4), (1, 7), (7, 1), (3,), (1,), (), (4, 3, 2, 2), (0, 3), (3, 0), (70, 40), (3000,)]
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of a tensor's largest element
-COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 @pytest.fixture(params=["C", "tiles", "small tiles"])
@@ -246,7 +244,7 @@ def test_a_state_saved_before_there_was_a_fused_step_loads():
 
 
 @pytest.mark.parametrize("optimizer_class", [MERIT, LAMB])
-@pytest.mark.skipif(not COMPILER, reason="needs a C compiler: apt install gcc")
+@needs_compiler
 def test_temporaries_are_small(optimizer_class):
     def peak(fused):
         weights = [torch.nn.Parameter(torch.ones(shape)) for shape in ((768, 768), (768, 768), (3072, 768))]
@@ -277,7 +275,7 @@ def test_without_a_compiler_it_goes_on_in_torch_and_says_so_once(monkeypatch):
     assert_close(readable.param_groups[0]["params"][0].detach(), optimizer.param_groups[0]["params"][0].detach())
 
 
-@pytest.mark.skipif(not COMPILER, reason="needs a C compiler: apt install gcc")
+@needs_compiler
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'fast.c: no such luck' >&2\nexit 1\n")
@@ -289,7 +287,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
-@pytest.mark.skipif(not COMPILER, reason="needs a C compiler: apt install gcc")
+@needs_compiler
 def test_it_is_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setenv("MERIT_LAB_DATA", str(tmp_path))
     fast_c._load(torch.float64)

@@ -409,12 +409,13 @@ def undisturbed(tmp_path_factory):
     started = time.monotonic()
     done = subprocess.run(
         command(folder / "small.toml", "--out", folder / "whole", "--workers", 2),
-        env=environment, capture_output=True, text=True, timeout=240,
+        env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, environment, time.monotonic() - started, done
 
 
+@pytest.mark.timeout(900)  # the sweep is made here, for all tests below
 def test_the_command_writes_a_table_and_says_what_it_found(undisturbed):
     folder, _, _, done = undisturbed
     assert "small.jsonl" in done.stdout and "optimizer MERIT, batch_size 16" in done.stdout
@@ -423,6 +424,7 @@ def test_the_command_writes_a_table_and_says_what_it_found(undisturbed):
     assert len(rows) >= 4 * 7 and {row["stage"] for row in rows} == {"search", "report"}
 
 
+@pytest.mark.timeout(900)  # it starts Python twenty-one times
 def test_killed_at_twenty_random_moments_it_ends_with_the_same_table(undisturbed):
     folder, environment, seconds, _ = undisturbed
     out, chance = folder / "killed", random.Random(0)
@@ -441,7 +443,7 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_table(undisturbed
             state = (path.stat().st_ino, path.stat().st_mtime_ns)
             assert kept.setdefault(path.name, state) == state, "a finished run was made again"
     assert kills == 20 or kept, "the sweep was over before it could be killed"
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert same_table(out) == same_table(folder / "whole")
     assert not list((out / "pool").glob("*.tmp")) or kills  # what a kill left half-written is never read

@@ -1,7 +1,8 @@
 """AdamW, LAMB and MERIT, each a pure step function and a thin torch optimizer around it.
 
 To find a quantity of MERIT's Algorithm 1 start in merit.py, of LAMB in lamb.py, of AdamW in adamw.py; the norms
-and ratios they share are in ratios.py, the ladder from one to the next in ladder.py.
+and ratios they share are in ratios.py, the ladder from one to the next in ladder.py. The same steps at the speed of
+memory are in fast.py, what tensors in shards need in sharded.py.
 """
 
 from .adamw import AdamW, AdamWStep, adamw_step
