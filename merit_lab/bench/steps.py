@@ -21,7 +21,7 @@ from ..optim import fast_c
 from ..probes import traffic
 from . import rows
 
-ROUNDS = 15
+ROUNDS = {"block": 15, "embedding": 7}
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 FASTEST = "torch AdamW, fused"  # what the others are a multiple of
 PLAIN = "MERIT, plain loop"
@@ -92,7 +92,7 @@ def tensors(what: str, device: torch.device) -> list[torch.nn.Parameter]:
     return made
 
 
-def compare(what: str, device: torch.device, rounds: int = ROUNDS, chosen: list[Peer] | None = None) -> list[dict]:
+def compare(what: str, device: torch.device, rounds: int | None = None, chosen: list[Peer] | None = None) -> list[dict]:
     """A row a peer: time, multiple of FASTEST, bytes moved and held at the peak beside the states, a weight."""
     steps, counted = {}, {}
     for peer in chosen or peers():
@@ -104,7 +104,7 @@ def compare(what: str, device: torch.device, rounds: int = ROUNDS, chosen: list[
         with traffic() as moved:
             step()
         counted[peer.name], steps[peer.name] = moved, step
-    seconds = rows.in_turn(steps, rounds)
+    seconds = rows.in_turn(steps, rounds or ROUNDS[what])
     return [
         {
             "tensors": what,
