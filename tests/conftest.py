@@ -5,6 +5,8 @@ import os
 # Before anything imports torch or matplotlib. One thread a worker: two workers share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MPLBACKEND"] = "Agg"
+# Else torch.compile starts a pool of workers when it is imported, whose log, left open, is held against a later test.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 import hypothesis
 import pytest

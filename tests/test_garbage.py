@@ -933,7 +933,7 @@ def test_a_checkpoint_after_accidents(kept, place, data, name):
 def test_the_newest_checkpoint_cut_or_flipped_anywhere(kept, place):
     name, bit = max(kept[2]), random.Random(3)
     content = kept[2][name]
-    for at in [*range(0, 100, 2), *range(100, len(content), max(1, len(content) // 50))]:
+    for at in [*range(0, 100, 4), *range(100, len(content), max(1, len(content) // 25))]:
         for wrong in (content[:at], content[:at] + bytes([content[at] ^ 1 << bit.randrange(8)]) + content[at + 1 :]):
             folder = unpacked(kept, place)
             (folder / name).write_bytes(wrong)

@@ -55,8 +55,6 @@ def test_step_functions_are_one_graph(name, shape):
 )
 def test_inductor_computes_the_same(monkeypatch):
     monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # saves 15 s on a first run
-    # Else it starts a pool of workers, and a file that it leaves open is held against a later test.
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     function = step_function("MERIT")
     arguments, hyper = step_arguments(5, 4)
     compiled = torch.compile(function, fullgraph=True)(*arguments, **hyper)

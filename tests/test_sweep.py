@@ -434,7 +434,7 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_table(undisturbed
     for _ in range(20):
         process = subprocess.Popen(asked, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            process.wait(chance.uniform(0.2, 1.0) * min(seconds, 6))
+            process.wait(chance.uniform(0.2, 1.0) * min(seconds, 4))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             kills += 1
