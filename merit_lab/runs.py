@@ -149,10 +149,12 @@ def _checked(record: StepRecord, run: Run) -> StepRecord:
         raise ValueError(f"step {record.step} comes after step {run.records[-1].step}")
     if run.diverged:
         raise ValueError(f"step {record.step} comes after the run diverged, which ended it")
-    config = run.recipe.model_config()
     for name in ("max_attention_logit", "max_attention_logit_signed", "attention_entropy"):
         table = getattr(record, name)
-        if table is not None and (len(table), len(table[0])) != (config.n_layer, config.n_head):
+        if table is None:
+            continue
+        config = run.recipe.model_config()
+        if (len(table), len(table[0])) != (config.n_layer, config.n_head):
             raise ValueError(
                 f"{name} has {len(table)} layers of {len(table[0])} heads, the recipe's model {config.n_layer} of "
                 f"{config.n_head}"

@@ -67,7 +67,7 @@ def train(
         InputError: the folder cannot be written, or its checkpoints are damaged, or of another recipe, text or format.
             Also from the iterator, where a checkpoint cannot be written: the disk is full, the folder gone.
     """
-    return Training(recipe, corpus, parallel, checkpoint, checkpoint_every, keep)
+    return Training(recipe, corpus, parallel, Checkpoints(checkpoint, checkpoint_every, keep, recipe.n_steps))
 
 
 class Training(Iterator[StepRecord]):
@@ -84,17 +84,8 @@ class Training(Iterator[StepRecord]):
             while the model is that step's.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        corpus: text.Corpus | None = None,
-        parallel: str | None = None,
-        checkpoint: str | os.PathLike | None = None,
-        checkpoint_every: int | None = None,
-        keep: int = 2,
-    ):
-        self.recipe = recipe
-        self.checkpoints = Checkpoints(checkpoint, checkpoint_every, keep, recipe.n_steps)
+    def __init__(self, recipe: Recipe, corpus: text.Corpus | None, parallel: str | None, checkpoints: Checkpoints):
+        self.recipe, self.checkpoints = recipe, checkpoints
         device = pick_device(recipe.device)
         with distributed.one_at_a_time():
             self.corpus = corpus or text.load(recipe.text, block_size=recipe.block_size)

@@ -27,7 +27,6 @@ from merit_lab.errors import InputError, RankError
 from merit_lab.optim import build
 from merit_lab.optim.ratios import l2_norm, max_norm
 from merit_lab.optim.sharded import leaves_a_shard_empty, whole_norms
-from merit_lab.training import Training
 
 # -- what the ranks do: optimizers ---------------------------------------------------------------------------------
 
@@ -258,7 +257,7 @@ def on_a_rank(rank, size, folder):
             for name, recipe in RECIPES.items():
                 found["training", mode, name] = training_of(recipe, mode)
             found["skipped", mode] = skipped_step(mode)
-        found["unasked"] = Training(RECIPES["MERIT"]).ranks.mode
+        found["unasked"] = train(RECIPES["MERIT"]).ranks.mode
         with pytest.raises(InputError, match="batch_size: got 1 for 2 ranks.*at least 2"):
             train(RECIPES["MERIT"].replace(batch_size=1, micro_batch_size=None))
     torch.save(found, f"{folder}/{size}-{rank}.pt")

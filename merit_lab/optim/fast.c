@@ -3,7 +3,8 @@
  *
  * A weight of `count` elements is worked on row by row, each row `columns` long (the last may be shorter). Names and
  * lines are those of merit.py. Every product and sum is rounded by itself, as the readable step rounds it: fast_c.py
- * forbids the compiler to contract them. So MERIT's weights come out the same, to the bit.
+ * forbids the compiler to contract them. So MERIT's moments come out the same, to the bit, and its weights but for the
+ * square root, whose last bit torch's own vectors may round otherwise.
  */
 #include <math.h>
 #include <stdint.h>
@@ -70,7 +71,8 @@ static inline bits largest_and_raise(long n, bits *restrict most, const bits *x)
 }
 
 /* The first pass with max-norms. whole: the largest |w| and the largest |u|. rows: those of each row, |w| first.
- * columns: those of each column likewise, in lines[0] and lines[threads] of 2 · threads lines; NULL: not wanted.
+ * lines: 2 · threads lines of scratch; those of each column are left in the first and in number `threads`. NULL: not
+ * wanted.
  * scratch: `columns` a thread. */
 void measure_max(long count, long columns, int threads, const REAL *w, const REAL *g, REAL *m, REAL *v,
                  const direction_of *how, REAL *whole, REAL *rows, REAL *lines, REAL *scratch) {

@@ -103,12 +103,12 @@ def start(parameter: Tensor, state: dict[str, Any], group: dict[str, Any], form:
         guards, by_row, by_column = line_7(group, parameter.ndim)
         lines = by_row or by_column
         if kernels is fast_c and grad.dtype == weight.dtype and not hasattr(parameter, "placements"):
-            switches = {"bound": group["bound"], "clip": group["clip"]}
             fast_c.merit(
                 weight, grad, exp_avg, exp_avg_sq, how, float(group["lr"]),
-                guards=guards, by_row=by_row, by_column=by_column, **switches,
+                guards=guards, by_row=by_row, by_column=by_column, bound=group["bound"], clip=group["clip"],
             )  # fmt: skip
-            return _write_back(parameter, state)
+            _write_back(parameter, state)
+            return None
     sizes = kernels.measure(weight, grad, exp_avg, exp_avg_sq, how, squares=squares, lines=lines)
     return Started(parameter, weight, exp_avg, exp_avg_sq, state, group, how, sizes, squares, kernels)
 
