@@ -88,7 +88,7 @@ def fork(recipe, corpus, every, folder, prepare=None):
     code = 1
     try:
         os.close(reading)
-        warnings.simplefilter("error")  # no checkpoint may ever be found damaged
+        warnings.simplefilter("error", UserWarning)  # no checkpoint may ever be found damaged
         if prepare is not None:
             prepare()
         work(recipe, corpus, every, folder, lambda: os.write(writing, b"."))

@@ -606,7 +606,7 @@ def load_damaged(prepared):
     fed["prepared"] += 1
     changed = [path for path, content in contents.items() if not path.is_file() or path.read_bytes() != content]
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         corpus = text.load(f"file:{source}", cache=cache)
     assert tokens_of(corpus) == tokens and source.read_bytes() == STORY
     assert (corpus.name, corpus.synthetic, corpus.licence) == ("story.txt", False, "the user's own text")
@@ -768,7 +768,7 @@ def row_of(folder, content):
     pool.path(run.name).write_bytes(content)
     fed["results"] += 1
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         row = pool.row(run.name)
         assert pool.row(run.name) == row and pool.seconds() is not None
     assert pool.path(run.name).read_bytes() == content

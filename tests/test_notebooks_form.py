@@ -2,7 +2,9 @@
 
 import base64
 import copy
+import gc
 import shutil
+import warnings
 
 import nbformat
 import pytest
@@ -368,7 +370,10 @@ def nbval(pytester):
         names = [f"{name}.ipynb" for name in books]
         return pytester.runpytest_inprocess("--nbval", *names, "-p", "no:cacheprovider", "-p", "no:timeout")
 
-    return run
+    yield run
+    with warnings.catch_warnings():  # nbval leaves its kernels' stderr open; else a later test would have to answer
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 LOOK = "import os; print([os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']])"

@@ -288,7 +288,7 @@ def test_synthetic_text_is_the_same_everywhere_and_long_enough(tmp_path):
     assert len(made_up) >= 400_000
     assert hashlib.sha256(made_up.encode()).hexdigest() == SYNTHETIC_SHA256
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # asked for by name, it needs no warning
+        warnings.simplefilter("error", UserWarning)  # asked for by name, it needs no warning
         corpus = load("synthetic", cache=tmp_path)
     assert corpus.decode(corpus.train) + corpus.decode(corpus.val) == made_up
     assert corpus.synthetic
@@ -418,7 +418,7 @@ def test_what_is_wrong_with_a_users_text_is_said(spec, files, message, tmp_path)
         write(folder / name, content)
     for _ in range(2):  # what failed leaves nothing half prepared, of which the second call would warn
         with warnings.catch_warnings(), pytest.raises(InputError) as error:
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", UserWarning)
             load(spec.format(folder), cache=tmp_path / "cache")
         assert message.replace("{}", str(folder)) in str(error.value)
 
@@ -587,7 +587,7 @@ def test_damaged_cache_is_said_and_prepared_again(file, damage, said, story, tmp
     assert after.sha256 == before.sha256
     assert after.decode(after.val) == story.read_text()[-295:]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         load(f"file:{story}", cache=tmp_path)
 
 
