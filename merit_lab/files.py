@@ -139,18 +139,17 @@ def check_folder(folder: str | os.PathLike, name: str) -> None:
         with tempfile.TemporaryFile(dir=folder):  # tried, not asked: os.access says yes to root everywhere
             pass
     except OSError as error:
-        reason = "it is a file" if folder.is_file() else error.strerror
+        in_the_way = [str(path) for path in (folder, *folder.parents) if os.path.exists(path) and not path.is_dir()]
+        reason = f"{in_the_way[0]} is not a folder" if in_the_way else error.strerror
         raise InputError(f"{name}: got {folder}, which cannot be written ({reason}); give a folder that can") from None
 
 
 def _writable(folder: Path) -> bool:
-    # Tried, not asked: os.access says yes to root on a read-only file system.
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
+        check_folder(folder, "")
+    except InputError:
         return False
+    return True
 
 
 def _user_cache() -> Path:

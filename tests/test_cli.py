@@ -459,7 +459,7 @@ TRAIN = [
     (["--optimizer", "SGD"], ["optimizer: got 'SGD'", "'MERIT'"]),
     (["--sample", "-5"], ["--sample", "got '-5'", "≥ 0"]),
     (["--out", "run.txt"], ["out: got 'run.txt'", ".jsonl"]),
-    (["--out", "bad.toml/run.jsonl"], ["out: got bad.toml", "it is a file"]),
+    (["--out", "bad.toml/run.jsonl"], ["out: got bad.toml", "bad.toml is not a folder"]),
     (["--out", "taken.jsonl"], ["taken.jsonl, which is a folder"]),
     (["--keep-weights"], ["keep-weights", "--out"]),
 ]
@@ -472,7 +472,7 @@ COMPARE = [
     (["--lr", "0.1"], ["lr: got '0.1'", "NAME=RATE"]),
     (["--lr", "SGD=0.1"], ["'SGD'", "AdamW, LAMB, MERIT"]),
     (["--lr", "MERIT=1", "--lr", "MERIT=2"], ["MERIT=2", "give it once"]),
-    (["--out", "bad.toml"], ["out: got bad.toml", "it is a file"]),
+    (["--out", "bad.toml"], ["out: got bad.toml", "bad.toml is not a folder"]),
     (["--out", "/dev/null/x"], ["out: got /dev/null/x", "give a folder that can"]),
 ]
 OTHERS = [
