@@ -7,6 +7,7 @@ that was asked for. An environment that was left half made, was moved, or does n
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ import sys
 from pathlib import Path
 
 EXTRAS = "lab,test"
+# JupyterLab's defaults in .venv: else its first start asks whether to fetch news, over the first notebook.
+LAB_SETTINGS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
 # What pip prints where it cannot reach its index.
 NO_NETWORK = (
     "NewConnectionError",
@@ -62,6 +65,9 @@ def set_up(root: Path, lock: int) -> None:
         say("bringing .venv up to date")
     stamp.unlink(missing_ok=True)
     install(root, venv, lock)
+    settings = venv / "share" / "jupyter" / "lab" / "settings"
+    settings.mkdir(parents=True, exist_ok=True)
+    (settings / "overrides.json").write_text(json.dumps(LAB_SETTINGS))
     stamp.write_text(wanted)
     (venv / ".incomplete").unlink(missing_ok=True)
     say("done")
@@ -69,7 +75,7 @@ def set_up(root: Path, lock: int) -> None:
 
 def fingerprint(root: Path) -> str:
     """A digest of everything that decides what gets installed."""
-    digest = hashlib.sha256(EXTRAS.encode())
+    digest = hashlib.sha256(EXTRAS.encode() + json.dumps(LAB_SETTINGS).encode())
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((root / name).read_bytes())
     return digest.hexdigest()

@@ -1,5 +1,6 @@
 """make's set-up repairs itself. Stand-ins for venv and pip make that quick; one test has the real ones."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema  # comes with jupyterlab
 import psutil  # comes with ipykernel
 import pytest
 
@@ -166,6 +168,18 @@ def test_the_second_call_does_nothing_and_a_change_updates(project):
         assert code == 0 and "bringing .venv up to date" in out
         assert kept.exists()
         assert project.set_up() == (0, "")
+
+
+def test_jupyterlab_opens_without_a_question_about_news(project):
+    """Its default is set in .venv; the installed JupyterLab must know the settings by these names and values."""
+    project.set_up()
+    lab = Path("share", "jupyter", "lab")
+    defaults = json.loads((project.root / ".venv" / lab / "settings" / "overrides.json").read_text())
+    (plugin,) = defaults
+    schema = json.loads((sys.prefix / lab / "schemas" / f"{plugin.replace(':', '/')}.json").read_text())
+    for name, value in defaults[plugin].items():
+        assert value != schema["properties"][name]["default"]
+        jsonschema.validate(value, schema["properties"][name])
 
 
 @pytest.mark.parametrize("point", ["resolving", "installing"])
