@@ -1,6 +1,7 @@
 """Training processes that are killed again and again, and what becomes of their runs.
 
     python tests/killed.py FOLDER 100     # so many kills; prints what happened as a line of JSON
+    python tests/killed.py FOLDER 400+600 # one kill: so many steps, a kill, and so many more
 
 A process needs seconds to load torch. So this one loads it once, and forks: each fork trains from the newest
 checkpoint until it is killed, the next one goes on. Of the kills, three in four come from outside at a random moment;
@@ -160,6 +161,34 @@ def check_what_is_left(folder, before):
 
 
 def main(folder, wanted):
+    if "+" in wanted:
+        found = one_kill(folder, *map(int, wanted.split("+")))
+    else:
+        found = many_kills(folder, int(wanted))
+    print(json.dumps(found))
+
+
+def one_kill(folder, before, after):
+    """`before` steps, a kill, `after` steps are what their sum is in one go; micro-batches and probes included."""
+    corpus = text.load("synthetic")
+    recipe = RECIPES[0][0].replace(tokens=6 * 16 * (before + after), probe_every=50, eval_every=100)
+    undisturbed(recipe, corpus, folder / "undisturbed")
+    place = folder / "run"
+    place.mkdir()
+    # os.write is how a fork says that it has found its checkpoint, and then each step.
+    process, said = fork(recipe, corpus, 50, place, partial(die_in, "write", 1 + before))
+    assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL
+    os.close(said)
+    process, said = fork(recipe, corpus, 50, place)
+    with os.fdopen(said, "rb") as pipe:
+        steps = len(pipe.read()) - 1
+    assert os.waitpid(process, 0)[1] == 0
+    assert lines(place / "run.jsonl") == lines(folder / "undisturbed" / "run.jsonl")
+    assert same(torch.load(place / "end"), torch.load(folder / "undisturbed" / "end"))
+    return {"steps": before + after, "after the kill": steps}
+
+
+def many_kills(folder, wanted):
     corpus = text.load("synthetic")
     chance = random.Random(0)
     kills = in_save = ended = 0
@@ -183,8 +212,8 @@ def main(folder, wanted):
         ended += 1
         if kills >= wanted:
             break
-    print(json.dumps({"kills": kills, "in_save": in_save, "runs": ended}))
+    return {"kills": kills, "in_save": in_save, "runs": ended}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2])

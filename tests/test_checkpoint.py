@@ -564,7 +564,7 @@ def test_a_folder_that_is_gone_is_not_made_again(corpus, tmp_path):
 def test_a_folder_that_cannot_be_one_is_refused_before_anything(tmp_path, monkeypatch, place):
     monkeypatch.setattr(text, "load", None)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=f"checkpoint: got .*{place}, which cannot be written .*give a folder"):
+    with pytest.raises(InputError, match=rf"checkpoint: got .*{place}, which .*/file is not a folder\); give"):
         train(TINY, checkpoint=tmp_path / place)
 
 
@@ -666,13 +666,23 @@ def test_a_comparison_goes_on(corpus, tmp_path, monkeypatch):
 # -- killing -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_hundred_kills_change_nothing(tmp_path):
-    """MERIT_LAB_KILLS sets how many. killed.py says how, and fails where a run is not what it is undisturbed."""
-    wanted = int(os.environ.get("MERIT_LAB_KILLS", "100"))
-    command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path), str(wanted)]
+def killed(folder, wanted):
+    """What tests/killed.py says. It fails where a run is not what it is undisturbed."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(folder), wanted]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_a_thousand_steps_are_four_hundred_a_kill_and_six_hundred(tmp_path):
+    assert killed(tmp_path, "400+600") == {"steps": 1000, "after the kill": 600}
+
+
+def test_a_hundred_kills_change_nothing(tmp_path):
+    """MERIT_LAB_KILLS sets how many."""
+    wanted = int(os.environ.get("MERIT_LAB_KILLS", "100"))
+    told = killed(tmp_path, str(wanted))
     assert told["kills"] == wanted and told["runs"] >= 1
     assert wanted < 100 or told["in_save"] > 0  # some of them left a file half written
