@@ -6,6 +6,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 
 BIN := .venv/bin
 SHELL := /bin/sh
+# Else, where it is set, each process compiles torch's source again: three times as long to start.
+export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .PHONY: help lab test notebooks bench sweep evidence gpu lint doctor setup text clean
 

@@ -852,7 +852,9 @@ class Processes(Engine):
         # A server that has torch loaded already hands out processes in milliseconds.
         self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            self._context.set_forkserver_preload(["merit_lab.sweep", "merit_lab.training", "merit_lab.runs"])
+            # torch._dynamo: the first optimizer that is made loads it, which takes as long as torch itself.
+            preload = ["merit_lab.sweep", "merit_lab.training", "merit_lab.runs", "torch._dynamo"]
+            self._context.set_forkserver_preload(preload)
         self._running: dict[str, tuple] = {}
 
     def start(self, name, run):

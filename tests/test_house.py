@@ -1,5 +1,6 @@
 """What holds the parts of the repository together: one list of dependencies, a light core, nobody's paths."""
 
+import os
 import re
 import subprocess
 import sys
@@ -122,6 +123,15 @@ def test_make_help_lists_every_target_for_people():
     assert {"lab", "test", "notebooks", "lint", "doctor", "help", "clean"} <= set(listed)
     targets = re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE)
     assert set(listed) == set(targets) - {"text"}  # a step of others
+
+
+def test_make_lets_python_keep_what_it_compiled():
+    """pip compiles nothing (--no-compile), so that the first import must be allowed to."""
+    ask = ["make", "--no-print-directory", "--eval", "ask: ; @echo [$$PYTHONDONTWRITEBYTECODE]", "ask"]
+    out = subprocess.run(
+        ask, cwd=ROOT, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True
+    )
+    assert out.stdout == "[]\n", out.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Sweeps: reading the file, which runs follow from which results, one run, and going on after a kill."""
 
+import contextlib
 import json
 import os
 import random
@@ -406,18 +407,17 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "small.toml").write_text(FILE)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MERIT_LAB_OFFLINE": "1"}
-    started = time.monotonic()
     done = subprocess.run(
         command(folder / "small.toml", "--out", folder / "whole", "--workers", 2),
         env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return folder, environment, time.monotonic() - started, done
+    return folder, environment, done
 
 
 @pytest.mark.timeout(900)  # the sweep is made here, for all tests below
 def test_the_command_writes_a_table_and_says_what_it_found(undisturbed):
-    folder, _, _, done = undisturbed
+    folder, _, done = undisturbed
     assert "small.jsonl" in done.stdout and "optimizer MERIT, batch_size 16" in done.stdout
     assert " left" in done.stderr  # the time left
     rows = same_table(folder / "whole")
@@ -426,27 +426,29 @@ def test_the_command_writes_a_table_and_says_what_it_found(undisturbed):
 
 @pytest.mark.timeout(900)  # it starts Python twenty-one times
 def test_killed_at_twenty_random_moments_it_ends_with_the_same_table(undisturbed):
-    folder, environment, seconds, _ = undisturbed
+    folder, environment, _ = undisturbed
     out, chance = folder / "killed", random.Random(0)
     asked = command(folder / "small.toml", "--out", out, "--workers", 2)
     kept: dict[str, tuple] = {}
-    kills = 0
+    kills, moments = 0, [0, 0, 1, 1, 2]  # so many runs are let finish, of some thirty
     for _ in range(20):
         process = subprocess.Popen(asked, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(chance.uniform(0.2, 1.0) * min(seconds, 4))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
+        wanted = len(kept) + chance.choice(moments)
+        while process.poll() is None and len(list((out / "pool").glob("*.json"))) < wanted:
+            time.sleep(0.01)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0, 6) if wanted == len(kept) else chance.uniform(0, 0.3))
+        if process.poll() is None:
+            process.kill()
             kills += 1
         process.wait()
         for path in (out / "pool").glob("*.json"):
             state = (path.stat().st_ino, path.stat().st_mtime_ns)
             assert kept.setdefault(path.name, state) == state, "a finished run was made again"
-    assert kills == 20 or kept, "the sweep was over before it could be killed"
+    assert kills >= 15 and len(kept) >= 5, "most kills came too late or too early to say anything"
     done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert same_table(out) == same_table(folder / "whole")
-    assert not list((out / "pool").glob("*.tmp")) or kills  # what a kill left half-written is never read
 
 
 def test_ctrl_c_keeps_what_is_complete(undisturbed):
