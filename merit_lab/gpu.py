@@ -1,7 +1,7 @@
 """On a CUDA machine, without a network, in eight minutes: python -m merit_lab.gpu (make gpu).
 
     tests       the tests marked gpu
-    benchmark   tokens a second of the larger models; the optimizers' steps on a GPT-2 block, readable and fused
+    benchmark   the optimizers' steps as in `make bench`, with their targets; tokens a second of the larger models
     runs        the recipe `mini` with AdamW, LAMB and MERIT: an equal search of the rate, then the best with 3 seeds
 
 It keeps the deadline by itself: each part has its share, the runs are made as short as they must be for all of them to
@@ -32,11 +32,11 @@ from xml.etree import ElementTree
 try:
     import torch
 
-    from . import __version__, optim, sweep, text
+    from . import __version__, sweep, text
+    from .bench import steps
     from .errors import InputError
     from .files import data_dir, repo_root, write_whole
     from .models import GPT2
-    from .models.gpt2 import Block
     from .recipe import RECIPES, Recipe, flops_a_token
     from .runs import machine
     from .training import LARGEST_MICRO_BATCH, autocast, train
@@ -49,7 +49,6 @@ RESERVE = 15.0  # seconds at the end that nothing is planned in
 TESTS_SHARE, BENCHMARK_SHARE = 0.2, 0.15  # of the time, at most; the runs have the rest
 TORCH = (2, 11)
 NAMES = ("AdamW", "LAMB", "MERIT")
-FUSED = (("LAMB", True), ("MERIT", True))  # those that have a fused step, and all tensors take it
 FACTORS = (1.0, 0.5, 2.0)  # of the recipe's rate: three rates for each optimizer
 SEEDS = (1, 2, 3)  # the rates are searched with seed 0
 LEAST_STEPS = 60  # a shorter run says nothing
@@ -223,7 +222,11 @@ def _end(process):
 
 def benchmark(out: Path, deadline: Deadline, device: torch.device, names: tuple[str, ...]) -> dict:
     """Measure, and write benchmark.json after each row; what there is no time for is left out."""
-    jobs = [("optimizer steps", lambda: optimizer_steps(Recipe.named(names[-1]), device))]
+    config = Recipe.named(names[-1]).model_config()
+    jobs = [
+        (f"optimizer steps, {part}", lambda part=part: steps.compare(part, device, config=config))
+        for part in ("block", "embedding")
+    ]
     jobs += [(f"tokens a second of {name}", lambda name=name: [throughput(name, device)]) for name in names]
     rows, left_out = [], []
     write_whole(out / "benchmark.json", "[]\n")
@@ -237,41 +240,8 @@ def benchmark(out: Path, deadline: Deadline, device: torch.device, names: tuple[
             rows.append({"what": what, "error": str(error).splitlines()[0][:300]})
         write_whole(out / "benchmark.json", json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     state = "failed" if any("error" in row for row in rows) else "cut short" if left_out else "done"
-    return {"state": state, "rows": len(rows), "left_out": left_out}
-
-
-def optimizer_steps(recipe: Recipe, device: torch.device, repeats: int = 20) -> list[dict]:
-    """Time of a step on the tensors of one block of the recipe's model, random weights and gradients, float32.
-
-    A row each for torch.optim.AdamW (fused where there is CUDA) and for the lab's optimizers: the readable step of
-    all, and the fused one of those that have it. They take their steps in turn, so that a change of the clock is
-    everyone's.
-    """
-    rows, steps = [], []
-    for name, fused in (("torch", device.type == "cuda"), *((name, False) for name in NAMES), *FUSED):
-        block = Block(recipe.model_config()).to(device)
-        generator = torch.Generator(device).manual_seed(0)
-        for parameter in block.parameters():
-            parameter.data.normal_(std=0.02, generator=generator)
-            parameter.grad = torch.empty_like(parameter).normal_(generator=generator)
-        if name == "torch":
-            optimizer = torch.optim.AdamW(block.parameters(), 1e-3, fused=fused or None)
-        else:
-            optimizer = optim.build(name, block.parameters(), 1e-3, **({"fused": fused} if name != "AdamW" else {}))
-        steps.append(optimizer.step)
-        rows.append(
-            {
-                "what": "optimizer step",
-                "optimizer": "torch.optim.AdamW" if name == "torch" else name,
-                "fused": fused,
-                "tensors": f"a block of {recipe.model}",
-                "weights": sum(p.numel() for p in block.parameters()),
-            }
-        )
-    for row, times in zip(rows, _times(steps, device, repeats), strict=True):
-        median = statistics.median(times)
-        row |= {"milliseconds": _digits(1e3 * median), "nanoseconds_a_weight": _digits(1e9 * median / row["weights"])}
-    return rows
+    targets = steps.verdicts([row for row in rows if "optimizer" in row])
+    return {"state": state, "rows": len(rows), "left_out": left_out, "targets": targets}
 
 
 def throughput(name: str, device: torch.device, repeats: int = 5) -> dict:
@@ -291,7 +261,7 @@ def throughput(name: str, device: torch.device, repeats: int = 5) -> dict:
             _, loss = model(tokens, tokens)
         loss.backward()
 
-    median = statistics.median(_times([pass_], device, repeats)[0])
+    median = statistics.median(_times(pass_, device, repeats))
     a_second = tokens.numel() / median
     parameters = model.count_parameters()
     return {
@@ -305,26 +275,23 @@ def throughput(name: str, device: torch.device, repeats: int = 5) -> dict:
     }
 
 
-def _times(calls: list[Callable[[], object]], device: torch.device, repeats: int) -> list[list[float]]:
-    """Seconds of each call, made in turn, after three rounds that do not count. On CUDA, by the device's clock."""
-    times = [[] for _ in calls]
-    for round_ in range(3 + repeats):
-        for call, mine in zip(calls, times, strict=True):
-            if device.type == "cuda":
-                started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                torch.cuda.synchronize(device)
-                started.record()
-                call()
-                ended.record()
-                ended.synchronize()
-                seconds = started.elapsed_time(ended) / 1e3
-            else:
-                began = time.perf_counter()
-                call()
-                seconds = time.perf_counter() - began
-            if round_ >= 3:
-                mine.append(seconds)
-    return times
+def _times(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Seconds of each call, after three that do not count. On CUDA, by the device's clock."""
+    times = []
+    for _ in range(3 + repeats):
+        if device.type == "cuda":
+            started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize(device)
+            started.record()
+            call()
+            ended.record()
+            ended.synchronize()
+            times.append(started.elapsed_time(ended) / 1e3)
+        else:
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+    return times[3:]
 
 
 # -- the runs ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """An optimizer step beside named peers: nanoseconds, bytes moved and temporaries, a weight.
 
 On the tensors of one block of GPT-2 Small and on its embedding, in float32. Time is measured in one process and in
-turn; bytes are counted (merit_lab.probes.traffic). On CUDA the same, with its events in place of the clock.
+turn; bytes are counted (merit_lab.probes.traffic). On CUDA the same, until the device has done its work.
 """
 
 import importlib.util
@@ -76,9 +76,13 @@ def _their_lamb(parameters):
     return Lamb(parameters, **HYPER)
 
 
-def tensors(what: str, device: torch.device) -> list[torch.nn.Parameter]:
-    """Random weights with gradients: "block", all of one block of GPT-2 Small, or "embedding", its token embedding."""
-    config = GPT2Config.named("gpt2")
+def tensors(what: str, device: torch.device, config: GPT2Config | None = None) -> list[torch.nn.Parameter]:
+    """Random weights with gradients: "block", all of one block of GPT-2 Small, or "embedding", its token embedding.
+
+    Args:
+        config: of another model than GPT-2 Small.
+    """
+    config = config or GPT2Config.named("gpt2")
     if what == "block":
         shapes = [tuple(p.shape) for p in Block(config).parameters()]
     else:
@@ -92,11 +96,25 @@ def tensors(what: str, device: torch.device) -> list[torch.nn.Parameter]:
     return made
 
 
-def compare(what: str, device: torch.device, rounds: int | None = None, chosen: list[Peer] | None = None) -> list[dict]:
-    """A row a peer: time, multiple of FASTEST, bytes moved and held at the peak beside the states, a weight."""
+def compare(
+    what: str,
+    device: torch.device,
+    rounds: int | None = None,
+    chosen: list[Peer] | None = None,
+    config: GPT2Config | None = None,
+) -> list[dict]:
+    """A row a peer: time, multiple of FASTEST, bytes moved and held at the peak beside the states, a weight.
+
+    Args:
+        what, config: see `tensors`.
+        rounds: that count; None: ROUNDS.
+        chosen: the peers, FASTEST among them; None: all. Those without a compiler step on the CPU alone.
+    """
     steps, counted = {}, {}
     for peer in chosen or peers():
-        parameters = tensors(what, device)
+        if not peer.compiled and device.type != "cpu":
+            continue
+        parameters = tensors(what, device, config)
         weights = sum(p.numel() for p in parameters)
         optimizer = peer.build(parameters)
         step = _timed(_without_compiler(optimizer.step) if not peer.compiled else optimizer.step, device)
