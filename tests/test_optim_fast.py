@@ -1,6 +1,7 @@
 """The fused step against the readable one: C, Triton's interpreter where it is, and torch's tiles."""
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from helpers import COMPILER, HYPER, needs_compiler, parameter, random, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_optim_agreement import assert_golden, golden_cases
+from test_optim_agreement import assert_golden, golden_cases, tensor
 
 from merit_lab import LAMB, MERIT, AdamW
 from merit_lab.optim import ABLATIONS, LADDER, build, fast, fast_c, fast_tiles
@@ -95,6 +96,39 @@ def test_equals_the_recorded_steps_of_published_code(kernels, name, case):
     assert_golden(name, case, fused=True)
 
 
+@pytest.mark.parametrize("name, case", [*golden_cases()])
+def test_equals_the_readable_step_in_float32_on_the_recorded_steps(kernels, name, case):
+    weights = [tensor(w).float() for w in case["weights"]]
+    grads = [[tensor(g).float() for g in step] for step in case["grads"]]
+    arguments = case["hyper"] | {"betas": tuple(case["hyper"]["betas"])}
+    if name == "lamb":
+        arguments |= {"bias_correction": False, "max_weight_norm": 10.0}
+    assert_alike(both(name.upper(), weights, grads, **arguments))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["MERIT", "MERIT column only", "LAMB"])
+def test_threads_change_not_a_bit(name, dtype):
+    if not fast_c.library(dtype).parallel:
+        pytest.skip("the compiler has no OpenMP")
+    shapes = [(300, 400), (2, 40_000), (40_000, 2), (70_001,)]  # many rows, fewer than threads, and none
+    assert all(math.prod(shape) >= fast_c.PARALLEL_FROM for shape in shapes)
+    weights = [random(*shape, seed=i).to(dtype) for i, shape in enumerate(shapes)]
+    grads = [[random(*shape, seed=10 * t + i).to(dtype) for i, shape in enumerate(shapes)] for t in range(1, 4)]
+    threads, results = torch.get_num_threads(), {}
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results[count] = both(name, weights, grads)
+    finally:
+        torch.set_num_threads(threads)
+    for count in (2, 3):
+        assert_alike(results[count])
+        for one, several in zip(results[1][1][0], results[count][1][0], strict=True):
+            assert torch.equal(one, several)
+
+
 @settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(0, 9), max_size=3).map(tuple),
@@ -129,7 +163,10 @@ def test_a_nan_spreads_as_in_the_readable_step(kernels, name, poison):
 
 @pytest.mark.parametrize("name", ["MERIT", "LAMB"])
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision(kernels, name, half):
+@pytest.mark.parametrize("elements", [None, 8])  # of a piece in which the gradient is widened
+def test_half_precision(kernels, monkeypatch, name, half, elements):
+    if elements:
+        monkeypatch.setattr(fast_tiles, "ELEMENTS", elements)
     weights = [random(*shape, seed=i).to(half) for i, shape in enumerate(SHAPES)]
     grads = [[random(*shape, seed=10 * t + i).to(half) for i, shape in enumerate(SHAPES)] for t in range(1, 5)]
     (readable, ours), (fused, theirs) = both(name, weights, grads)

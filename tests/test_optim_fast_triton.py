@@ -12,6 +12,7 @@ from helpers import HYPER, parameter, random, take
 
 from merit_lab.files import repo_root
 from merit_lab.optim import build, fast, fast_tiles, fast_triton
+from merit_lab.probes import traffic
 
 CLOSE = {torch.float64: {"rtol": 1e-12, "atol": 1e-13}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
 
@@ -27,13 +28,13 @@ def assert_close(ours, theirs, dtype=None):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton: pip install triton")
 def test_in_the_interpreter_it_equals_tiles_and_the_readable_step():
-    code = "import test_optim_fast_triton as t; t.compare_passes(); t.compare_steps(); print('compared')"
+    code = "import test_optim_fast_triton as t; t.compare_passes(); t.compare_steps(); t.compare_traffic(); print('done')"
     paths = os.pathsep.join(filter(None, [str(repo_root()), str(repo_root() / "tests"), os.environ.get("PYTHONPATH")]))
     ran = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True, text=True, timeout=250, env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths},
     )  # fmt: skip
-    assert ran.stdout == "compared\n", ran.stderr
+    assert ran.stdout == "done\n", ran.stderr
 
 
 def compare_passes():
@@ -80,7 +81,22 @@ def compare_pass(shape, dtype, grad_dtype, squares, lines, device="cpu"):
         assert_close(ours[0], theirs[0])
 
 
-def compare_steps(device="cpu", dtypes=(torch.float64, torch.bfloat16), shapes=((9, 5),)):
+def compare_traffic(device="cpu"):
+    """A step moves 40 bytes a float32 weight, in two passes."""
+    kernels, fast._kernels = fast._kernels, lambda weight: fast_triton
+    try:
+        weight = parameter(random(40, 70).to(device, torch.float32))
+        optimizer = build("MERIT", [weight], **HYPER, fused=True)
+        take(optimizer, [[torch.ones_like(weight)]])
+        with traffic() as moved:
+            optimizer.step()
+    finally:
+        fast._kernels = kernels
+    passes = {name: read + written for name, read, written in moved.calls if name.startswith("pass")}
+    assert passes == {"pass 1": 24 * weight.numel(), "pass 2": 16 * weight.numel()}
+
+
+def compare_steps(device="cpu", dtypes=(torch.float64, torch.float32, torch.bfloat16), shapes=((9, 5),)):
     """Whole steps against the readable ones."""
     kernels, fast._kernels = fast._kernels, lambda weight: fast_triton
     try:
@@ -149,7 +165,8 @@ def test_on_cuda_it_equals_tiles_and_the_readable_step():
         for dtype in (torch.float64, torch.float32):
             compare_pass((700, 400), dtype, dtype, squares, lines, "cuda")
         compare_pass((130, 77), torch.float32, torch.bfloat16, squares, lines, "cuda")
-    compare_steps("cuda", (torch.float32, torch.float64, torch.bfloat16), ((300, 500), (1, 7), (3000,)))
+    compare_steps("cuda", shapes=((300, 500), (1, 7), (3000,)))
+    compare_traffic("cuda")
 
 
 @pytest.mark.gpu

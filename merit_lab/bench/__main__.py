@@ -35,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(PARTS[part].table(results))
         for row in results["figures"]:
             print(rows.said(row), flush=True)
+        if PARTS[part] is steps:
+            for what, target in steps.not_measured(results):
+                print(f"{what}: not measured (target {target})", flush=True)
         rows.write(part, results, chosen.out)
     root = repo_root()
     if chosen.out is None and root is not None:
@@ -61,13 +64,15 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
         (row["what"], f"{row['value']:.3g} {row['unit']}", row["target"], "met" if row["met"] else "**missed**")
         for row in targets
     ]
+    lines += [(what, "not measured", target, "open") for what, target in steps.not_measured(of)]
     sharded = results["collectives"]
     said = (
         "Sharded, the norms of all weights travel in one message for each dimension of the mesh. The paper expects "
         f"{sharded['paper']['calls']} all-reduces and {sharded['paper']['numbers']:,.0f} numbers more than LAMB's "
         "where both rows and columns are cut; the readable step needs these for w and once more for u:"
     )
-    tables = steps.table(of), rows.table(("measured", "is", "target", ""), lines)
+    devices = dict.fromkeys(row["device"] for row in of["rows"])
+    tables = *(steps.table(of, device) for device in devices), rows.table(("measured", "is", "target", ""), lines)
     return "\n\n".join([f"On {machine}:", *tables, said, collectives.table(sharded)])
 
 

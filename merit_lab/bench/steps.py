@@ -185,13 +185,23 @@ def measure() -> dict[str, Any]:
     return {"rows": compared, "figures": verdicts(compared)}
 
 
-def table(results: dict[str, Any]) -> str:
-    """A line an optimizer, by its time: the CPU's figures."""
+def not_measured(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Targets of a device that was not there: what, and the target."""
+    measured = {row["device"] for row in results["rows"]}
+    return [
+        (f"{FUSED}: times {FASTEST}, block and embedding, {device}", f"at most {limit:g} ×")
+        for device, limit in LIMIT.items()
+        if device not in measured
+    ]
+
+
+def table(results: dict[str, Any], device: str = "cpu") -> str:
+    """A line an optimizer, by its time on this device."""
     block, embedding = (
-        {row["optimizer"]: row for row in results["rows"] if (row["tensors"], row["device"]) == (what, "cpu")}
+        {row["optimizer"]: row for row in results["rows"] if (row["tensors"], row["device"]) == (what, device)}
         for what in ("block", "embedding")
     )
-    head = ("one step", "ns a weight", "of AdamW, fused", "on the embedding", "bytes moved", "bytes held")
+    head = (f"one step, {device}", "ns a weight", "of AdamW, fused", "on the embedding", "bytes moved", "bytes held")
     lines = []
     for name, row in sorted(block.items(), key=lambda item: item[1]["multiple"]):
         cells = (row["nanoseconds"], row["multiple"], embedding[name]["multiple"], row["bytes_moved"])

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..files import cache_dir
 from . import fast_tiles
-from .fast_tiles import Sizes, tiles
+from .fast_tiles import Sizes, tell, tiles
 
 SOURCE = Path(__file__).with_name("fast.c")
 LINE = 1024  # elements of a row where the weight has none: a vector is worked on in pieces of so many
@@ -41,8 +41,6 @@ ATTEMPTS = (  # from the best to what every compiler takes
     ["-mcpu=native"],
     [],
 )
-
-observers: list = []  # whoever counts memory traffic (merit_lab.probes.traffic): each pass is told to their add()
 
 
 @cache
@@ -166,8 +164,7 @@ def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: boo
         lib.measure_l2(*arguments, scratch.data_ptr())
     else:
         lib.measure_max(*arguments, of_columns.data_ptr() if lines else None, scratch.data_ptr())
-    for observer in observers:
-        observer.add("pass 1", _size(weight, grad, exp_avg, exp_avg_sq), _size(exp_avg, exp_avg_sq))
+    tell("pass 1", (weight, grad, exp_avg, exp_avg_sq), (exp_avg, exp_avg_sq))
     if not lines:
         return Sizes(whole[0], whole[1])
     return Sizes(whole[0], whole[1], of_rows[0], of_rows[1], of_columns[0, :1], of_columns[1, :1])
@@ -211,8 +208,7 @@ def apply(weight, exp_avg, exp_avg_sq, how, factors, lr: float) -> None:
         weight.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(), _as_c(how, weight.dtype),
         row.data_ptr(), stride, None if column is None else column.data_ptr(), factors.clip, lr, factors.beside,
     )  # fmt: skip
-    for observer in observers:
-        observer.add("pass 2", _size(weight, exp_avg, exp_avg_sq), _size(weight))
+    tell("pass 2", (weight, exp_avg, exp_avg_sq), (weight,))
 
 
 def merit(weight, grad, exp_avg, exp_avg_sq, how, lr: float, *, guards, by_row, by_column, bound, clip) -> None:
@@ -230,10 +226,5 @@ def merit(weight, grad, exp_avg, exp_avg_sq, how, lr: float, *, guards, by_row, 
         weight.data_ptr(), grad.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(), _as_c(how, weight.dtype),
         guards, by_row, by_column, bound, clip, lr, room.data_ptr(),
     )  # fmt: skip
-    for observer in observers:
-        observer.add("pass 1", _size(weight, grad, exp_avg, exp_avg_sq), _size(exp_avg, exp_avg_sq))
-        observer.add("pass 2", _size(weight, exp_avg, exp_avg_sq), _size(weight))
-
-
-def _size(*tensors: Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    tell("pass 1", (weight, grad, exp_avg, exp_avg_sq), (exp_avg, exp_avg_sq))
+    tell("pass 2", (weight, exp_avg, exp_avg_sq), (weight,))

@@ -71,6 +71,7 @@ def measure(weight, grad, exp_avg, exp_avg_sq, how, *, squares: bool, lines: boo
             beta1, 1 - beta1, beta2, 1 - beta2, how.sign, *_line_3(how, weight.dtype),
             SQUARES=squares, LINES=lines, MAGNITUDE=torch.iinfo(bits).max, **cut, **LAUNCH,
         )  # fmt: skip
+    fast_tiles.tell("pass 1", (weight, grad, exp_avg, exp_avg_sq), (exp_avg, exp_avg_sq))
     if squares:
         return Sizes(*found.sum(1))
     found = found.view(weight.dtype)
@@ -106,6 +107,7 @@ def apply(weight, exp_avg, exp_avg_sq, how, factors: Factors, lr: float) -> None
             *_line_3(how, weight.dtype), float(lr), float(factors.beside),
             ROW_STRIDE=int(by_row), CLIP=factors.clip, **cut, **LAUNCH,
         )  # fmt: skip
+    fast_tiles.tell("pass 2", (weight, exp_avg, exp_avg_sq), (weight,))
 
 
 def _cut(n: int, k: int) -> tuple[int, dict[str, int]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..optim import fast_c
+from ..optim import fast_tiles
 
 WRITE_ALONE = ("copy_", "zero_", "fill_")  # change a tensor without reading it
 WRITE_NOTHING = ("empty", "empty_like", "empty_strided", "new_empty")  # make a tensor without writing it
@@ -50,12 +50,12 @@ class Moved:
 def traffic() -> Iterator[Moved]:
     """Count what operations of torch, and the compiled passes of the fused step, move within the block."""
     moved = Moved()
-    fast_c.observers.append(moved)
+    fast_tiles.observers.append(moved)
     try:
         with _Counting(moved):
             yield moved
     finally:
-        fast_c.observers.remove(moved)
+        fast_tiles.observers.remove(moved)
 
 
 class _Counting(TorchDispatchMode):
