@@ -1,5 +1,6 @@
 """The benchmarks: counts are right, verdicts follow from figures, the README quotes them. No time is asserted."""
 
+import inspect
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from test_optim_agreement import close, golden_cases
 
 from merit_lab import LAMB, MERIT
 from merit_lab.bench import __main__ as bench
-from merit_lab.bench import collectives, rows, steps, training
+from merit_lab.bench import collectives, looking, rows, steps, training
 from merit_lab.files import repo_root
 from merit_lab.probes import traffic
 from merit_lab.readme import section
@@ -130,6 +131,13 @@ def test_verdicts(found, met):
     assert [row["met"] for row in steps.verdicts(found)] == met
 
 
+def test_a_device_that_was_not_there_is_said():
+    both = compared(2.0) + compared(1.7, device="cuda")
+    assert steps.not_measured({"rows": both}) == []
+    ((what, target),) = steps.not_measured({"rows": compared(2.0)})
+    assert what.endswith("cuda") and target == "at most 1.8 ×"
+
+
 def test_a_missed_target_is_said():
     row = steps.verdicts(compared(3.14))[0]
     assert rows.said(row) == "MERIT, fused: times torch AdamW, fused, block, cpu: 3.14 × (target at most 3 ×: missed)"
@@ -173,6 +181,12 @@ def test_collectives_are_counted_and_set_beside_the_papers_estimate():
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_recorded_of_looking_is_what_the_code_measures():
+    """Else the file is of an earlier code: make bench ARGS=looking."""
+    source = inspect.getsource(looking)
+    assert [row["what"] for row in rows.read("looking")["figures"] if f'"{row["what"]}"' not in source] == []
 
 
 def test_the_readme_quotes_the_recorded_results():

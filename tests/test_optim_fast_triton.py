@@ -28,7 +28,7 @@ def assert_close(ours, theirs, dtype=None):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton: pip install triton")
 def test_in_the_interpreter_it_equals_tiles_and_the_readable_step():
-    code = "import test_optim_fast_triton as t; t.compare_passes(); t.compare_steps(); t.compare_traffic(); print('done')"
+    code = "from test_optim_fast_triton import *; compare_passes(); compare_steps(); compare_traffic(); print('done')"
     paths = os.pathsep.join(filter(None, [str(repo_root()), str(repo_root() / "tests"), os.environ.get("PYTHONPATH")]))
     ran = subprocess.run(
         [sys.executable, "-c", code],

@@ -18,6 +18,8 @@ PARTS: dict[str, ModuleType] = {
     "collectives": collectives,
 }
 
+VERDICTS = {True: "met", False: "**missed**", None: ""}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure the parts that are named, or all; 0 also where a target is missed, for that is a result."""
@@ -59,10 +61,11 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
     """The README's part: the table of steps, a line a target, and what sharding adds."""
     of = results["steps"]
     machine = f"{of['machine']}, torch {of['versions']['torch'].split('+')[0]}, {of['date']}"
-    targets = [row for part in PARTS for row in results[part]["figures"] if "target" in row]
     lines = [
-        (row["what"], f"{row['value']:.3g} {row['unit']}", row["target"], "met" if row["met"] else "**missed**")
-        for row in targets
+        (row["what"], f"{row['value']:.3g} {row['unit']}", row.get("target", ""), VERDICTS[row.get("met")])
+        for part in PARTS
+        for row in results[part]["figures"]
+        if part != "collectives"  # they have a table of their own
     ]
     lines += [(what, "not measured", target, "open") for what, target in steps.not_measured(of)]
     sharded = results["collectives"]

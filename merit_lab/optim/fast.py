@@ -11,7 +11,7 @@ move, so u is computed twice and never stored.
 In float32 that is 40 bytes a weight; AdamW, which needs no norm, gets by with 28. It is written three times, as
 `measure` (pass 1), `ratio` (between) and `apply` (pass 2):
 
-    fast_c.py        C, compiled when it is first needed, for the CPU
+    fast_c.py        C, compiled when it is first needed, for the CPU; MERIT's three in one call where a weight is whole
     fast_triton.py   Triton, for CUDA
     fast_tiles.py    torch, some rows at a time: where neither is there
 

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -42,11 +43,12 @@ def attention(model, tokens: Tensor, chunk: int = 1 << 22) -> AttentionProbe:
     Source: MERIT paper, section 3 (max attention logit); Zhai et al. 2023 (attention entropy).
     """
     max_abs, max_signed, entropy, largest = [], [], [], None
+    futures = _futures(*tokens.shape, chunk, tokens.device)
     for layer, (module, x) in enumerate(attention_inputs(model, tokens)):
         q, k, _ = module.queries_keys_values(x)  # (B, n_head, T, d_head)
         rows = []
         for head in range(q.shape[1]):
-            row, place = _one_head(q[:, head].float(), k[:, head].float(), module.scale, chunk)
+            row, place = _one_head(q[:, head].float(), k[:, head].float(), module.scale, futures)
             rows.append(row)
             if largest is None or place.logit > largest.logit:
                 largest = place._replace(layer=layer, head=head)
@@ -55,20 +57,25 @@ def attention(model, tokens: Tensor, chunk: int = 1 << 22) -> AttentionProbe:
     return AttentionProbe(torch.stack(max_abs), torch.stack(max_signed), torch.stack(entropy), largest)
 
 
-def _one_head(q, k, scale, chunk):
+def _futures(n_sequences, length, chunk, device) -> list[tuple[int, int, Tensor]]:
+    """The queries of each piece, [start, stop), and which of the keys before `stop` lie in their future (j > i)."""
+    piece = max(1, chunk // (n_sequences * length))
+    cuts = [(start, min(start + piece, length)) for start in range(0, length, piece)]
+    ones = partial(torch.ones, dtype=torch.bool, device=device)
+    return [(start, stop, ones(stop - start, stop).triu(start + 1)) for start, stop in cuts]
+
+
+def _one_head(q, k, scale, futures):
     """Maximum, signed maximum, mean entropy, and the place of the signed maximum. q, k: (B, T, d_head)."""
     n_sequences, length, _ = q.shape
-    piece = max(1, chunk // (n_sequences * length))
     # Starting at -inf, not at 0: a head whose logits are all negative has a negative signed maximum.
     top_abs = top = torch.tensor(-math.inf, device=q.device)
     total_entropy = torch.zeros((), device=q.device)
     place = None
-    for start in range(0, length, piece):
-        stop = min(start + piece, length)
+    for start, stop, future in futures:
         logits = q[:, start:stop] @ k[:, :stop].mT * scale  # (B, stop - start, stop)
-        future = torch.ones(stop - start, stop, dtype=torch.bool, device=q.device).triu(start + 1)  # j > i
-        logits = logits.masked_fill(future, -math.inf)
-        top_abs = torch.maximum(top_abs, logits.masked_fill(future, 0.0).abs().max())
+        top_abs = torch.maximum(top_abs, logits.masked_fill(future, 0.0).abs_().max())
+        logits.masked_fill_(future, -math.inf)
         peak = logits.max()
         if place is None or peak > top:
             top = peak
