@@ -15,10 +15,11 @@ def test_the_solution_in_the_notebook_is_right(capsys):
 @pytest.mark.parametrize(
     "answer, says",
     [
-        (lambda runs: right(runs) / 2, "expected 0.025"),
-        (lambda runs: None, "returned None"),
-        (lambda runs: "large", "not yet"),
-        (lambda runs: runs[99], "raised IndexError"),
+        (lambda runs, guess: right(runs, guess) / 2, "expected 0.025"),
+        (lambda runs, guess: None, "returned None"),
+        (lambda runs, guess: "large", "not yet"),
+        (lambda runs, guess: runs[99], "raised IndexError"),
+        (lambda runs, guess: max(lr for lr, last in runs if last < guess - 0.1), "raised ValueError"),  # none trains
     ],
 )
 def test_any_other_wrong_answer_is_refused(answer, says):

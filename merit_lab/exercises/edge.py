@@ -4,35 +4,35 @@ import math
 
 from .judge import Mistake, judge
 
-ENOUGH = 0.5  # nats by which the last loss must lie below the first
+ENOUGH = 0.1  # nats by which the last loss must lie below that of letter frequencies
 
 
-def right(runs):
-    """The largest rate of (rate, first loss, last loss) whose last loss is finite and ENOUGH below the first."""
-    return max(lr for lr, first, last in runs if math.isfinite(last) and last < first - ENOUGH)
+def right(runs, guess):
+    """The largest rate of (rate, last loss) whose last loss is finite and over ENOUGH below guess; 0 without one."""
+    return max((lr for lr, last in runs if math.isfinite(last) and last < guess - ENOUGH), default=0)
 
 
-def _diverged(runs):
-    return max(lr for lr, _, _ in runs)
+def _diverged(runs, guess):
+    return max(lr for lr, _ in runs)
 
 
-def _not_nan_is_enough(runs):
-    return max(lr for lr, _, last in runs if math.isfinite(last))
+def _not_nan_is_enough(runs, guess):
+    return max(lr for lr, last in runs if math.isfinite(last))
 
 
-def _any_gain(runs):
-    return max(lr for lr, first, last in runs if math.isfinite(last) and last < first)
+def _any_gain(runs, guess):
+    return max((lr for lr, last in runs if math.isfinite(last) and last < guess), default=0)
 
 
-def _best(runs):
-    return min((last, lr) for lr, _, last in runs if math.isfinite(last))[1]
+def _best(runs, guess):
+    return min((last, lr) for lr, last in runs if math.isfinite(last))[1]
 
 
-def _last_in_the_list(runs):
-    return [lr for lr, first, last in runs if math.isfinite(last) and last < first - ENOUGH][-1]
+def _last_in_the_list(runs, guess):
+    return ([lr for lr, last in runs if math.isfinite(last) and last < guess - ENOUGH] or [0])[-1]
 
 
-def _shared(runs):
+def _shared(runs, guess):
     return 0.01
 
 
@@ -41,9 +41,11 @@ MISTAKES = {
         _diverged, "you report a rate whose run diverged, with a last loss of nan; the edge is a rate that still trains"
     ),
     "finite is enough": Mistake(
-        _not_nan_is_enough, "a finite loss is not enough: a run that ends higher than it began has not trained"
+        _not_nan_is_enough, "a finite loss is not enough: a run that ends at or above `guess` has not trained"
     ),
-    "any gain": Mistake(_any_gain, "the last loss must be at least half a nat below the first, not merely below it"),
+    "any gain": Mistake(
+        _any_gain, "the last loss must be more than a tenth of a nat below `guess`, not merely below it"
+    ),
     "the best rate": Mistake(_best, "this is the rate with the lowest loss; the edge is the largest rate that trains"),
     "one shared rate": Mistake(
         _shared, "you give one shared rate whatever the runs say; each optimizer has an edge of its own"
@@ -54,9 +56,10 @@ MISTAKES = {
 }
 
 NAN = float("nan")
-_LADDER = [(0.001, 4.3, 3.4), (0.005, 4.3, 2.9), (0.025, 4.3, 3.3), (0.05, 4.3, 4.1), (0.1, 4.3, 4.9), (0.5, 4.3, NAN)]
-_MIXED = [(0.25, 4.3, 3.5), (0.05, 4.3, 2.8), (1.25, 4.3, math.inf), (0.7, 4.3, 4.2), (0.9, 4.3, 4.4), (0.01, 4.3, 3.6)]
-INPUTS = [{"runs": _LADDER}, {"runs": _MIXED}]
+_LADDER = [(0.001, 3.2), (0.005, 2.9), (0.025, 3.1), (0.05, 3.3), (0.1, 4.9), (0.5, NAN)]
+_MIXED = [(0.25, 2.9), (0.05, 2.6), (1.25, math.inf), (0.7, 3.05), (0.9, 3.15), (0.01, 3.6)]
+_NONE = [(0.01, 3.6), (0.1, 3.3), (1.0, NAN)]
+INPUTS = [{"runs": _LADDER, "guess": 3.33}, {"runs": _MIXED, "guess": 3.1}, {"runs": _NONE, "guess": 3.33}]
 
 
 def verdict(answer) -> str:
@@ -65,5 +68,5 @@ def verdict(answer) -> str:
 
 
 def check_edge(answer) -> None:
-    """Print the verdict on a function (runs) -> rate."""
+    """Print the verdict on a function (runs, guess) -> rate."""
     print(verdict(answer))
