@@ -410,7 +410,7 @@ def _growth_words(records, values, n_head):
     clean = np.where(np.isfinite(values), values, -np.inf)
     row, column = np.unravel_index(clean.argmax(), clean.shape)
     place = f"layer {row // n_head}, head {row % n_head}" if n_head else f"layer {row}"
-    words = f"It is largest in {place} at step {records[column].step}: {say(clean[row, column])}."
+    words = f"|z| is largest in {place} at step {records[column].step}: {say(clean[row, column])}."
     over = np.nonzero((values >= THRESHOLD).any(0))[0]
     if over.size:
         return f"{words} {THRESHOLD} is first passed at step {records[over[0]].step}."
