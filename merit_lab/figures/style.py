@@ -66,8 +66,8 @@ PARTS = {
 }
 # For lines and bars that belong to no optimizer. Not the optimizers' colours either: blue would be read as AdamW.
 PLAIN = (
-    Look("#332288", "D"), Look("#cc6677", "p"), Look("#1f1f1f", "h"),
-    Look("#6699cc", "P"), Look("#882255", "*"), Look("#88842b", "d"),
+    Look("#332288", "D"), Look("#cc6677", "v"), Look("#1f1f1f", "p"),
+    Look("#6699cc", ">"), Look("#882255", "h"), Look("#88842b", "<"),
 )  # fmt: skip
 LINES = ("-", "--", ":", "-.")  # runs of the same optimizer, in turn
 
