@@ -104,10 +104,16 @@ def _is_largest_logit(value) -> bool:
     return value["key"] <= value["query"] and len(value["softmax"]) == value["query"] + 1
 
 
+def _is_quantiles(value) -> bool:
+    return _is_list(value) and len(value) == 5
+
+
 def _is_ratios(value) -> bool:
-    summary = dict.fromkeys(probes.RatioSummary._fields, _is_number) | {"quantiles": _is_list}
+    summary = dict.fromkeys(probes.RatioSummary._fields, _is_number) | {"quantiles": _is_quantiles}
+    # Runs that were recorded before these were measured lack them.
+    later = dict.fromkeys(probes.RatioSummary._field_defaults, lambda q: q is None or _is_quantiles(q))
     return isinstance(value, dict) and all(
-        isinstance(name, str) and _has(ratios, summary) and len(ratios["quantiles"]) == 5
+        isinstance(name, str) and isinstance(ratios, dict) and _has(dict.fromkeys(later) | ratios, summary | later)
         for name, ratios in value.items()
     )
 

@@ -176,6 +176,21 @@ def test_an_optimizer_looks_the_same_in_every_figure(runs, sweep):
 
 
 @pytest.mark.parametrize(
+    ("label", "optimizer"),
+    [("MERIT", "MERIT"), ("MERIT, too fast", "MERIT"), ("MERIT l2", "MERIT l2"), ("MERIT l2 (lr 0.1)", "MERIT l2"),
+     ("AdamW + QK-norm", "AdamW + QK-norm"), ("AdamW (seed 1)", "AdamW"), ("maxLAMB", "maxLAMB"), ("LAMBDA", None),
+     ("paper v5", None), ("bound", None), ("faster than MERIT", None), ("", None)],
+)  # fmt: skip
+def test_a_label_names_the_optimizer_that_it_begins_with(label, optimizer):
+    assert style.optimizer_in(label) == optimizer
+
+
+def test_no_optimizer_looks_like_a_line_of_none():
+    assert not {look.color for look in style.PLAIN} & {look.color for look in style.LOOKS.values()}
+    assert len({look.color for look in style.PLAIN}) == len({look.marker for look in style.PLAIN}) == 6
+
+
+@pytest.mark.parametrize(
     ("value", "words"),
     [(2.0684, "2.07"), (42071.3, "42,100"), (1e-5, "1.00e-5"), (0.00312, "0.00312"), (math.inf, "infinite"),
      (math.nan, "not measured"), (None, "not measured"), (0.0, "0"), (100.0, "100"), (-3.14159, "-3.14")],
@@ -313,6 +328,20 @@ def test_softmax_row_names_the_place_and_the_weight():
     assert "key 7" in figure.alt and f"that key gets {share:.2g} % of the attention" in figure.alt
     with pytest.raises(InputError, match="not measured"):
         figures.softmax_row(fakes.run("AdamW").records[1])
+
+
+def test_a_negative_logit_that_is_larger_in_size_is_named_beside_the_row_of_the_largest_z():
+    run = fakes.run("AdamW")
+    record = [r for r in run.records if r.largest_logit][-1]
+    place = record.largest_logit | {"logit": 317.0}
+    for size, negative in ((415.0, True), (317.1, False)):  # the second is 317 up to the rounding of records
+        record.max_attention_logit = [[size, 1.0], [1.0, 1.0], [1.0, 317.0]]
+        record.largest_logit = place
+        alt = figures.logit_growth(run, row=True).alt
+        assert "is 317 (layer 2, head 1, query 29, key 7)" in alt
+        assert ("The largest |z| then, 415, is of a negative logit elsewhere." in alt) == negative
+    record.largest_logit, record.max_attention_logit = place | {"logit": -1.0}, [[1.5] * 2] * 3
+    assert "The largest |z| then, 1.5, is of a negative logit" in figures.softmax_row(record).alt
 
 
 def test_long_softmax_rows_are_cheap():

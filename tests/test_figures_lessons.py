@@ -36,6 +36,19 @@ def test_a_label_looks_the_same_in_all_panels_and_no_two_labels_alike():
     assert x.get_color() != y.get_color() and x.get_marker() != y.get_marker()
 
 
+def test_a_line_wears_the_look_of_the_optimizer_it_names_and_else_of_none():
+    labels = ["LAMB", "maxLAMB", "AdamW, too fast", "bound", "paper v5", "AdamW"]  # in no order of the looks
+    figure = figures.lines({"a": {label: [1.0, 2.0] for label in labels}})
+    drawn = dict(zip(labels, figure.axes[0].get_lines(), strict=True))
+    look = {label: (line.get_color(), line.get_marker()) for label, line in drawn.items()}
+    named = {"LAMB": "LAMB", "maxLAMB": "maxLAMB", "AdamW, too fast": "AdamW", "AdamW": "AdamW"}
+    assert {label: look[label] for label in named} == {label: figures.look(name) for label, name in named.items()}
+    assert not {look["bound"], look["paper v5"]} & set(figures.LOOKS.values()) and look["bound"] != look["paper v5"]
+    assert drawn["AdamW"]._unscaled_dash_pattern != drawn["AdamW, too fast"]._unscaled_dash_pattern
+    shown = [(line.get_color(), line.get_marker()) for line in figure.legends[0].get_lines()]
+    assert shown == list(look.values())
+
+
 def test_lines_have_an_alternative_text_and_units():
     figure = figures.lines(PANELS, x="step", y=["loss (nats)", "b"], numbers="It grows.")
     assert figures.alt_of(figure) == "Lines over step for x and y: a and b. It grows."

@@ -267,7 +267,8 @@ def record(step):
         attention_entropy=[[0.5], [0.6]],
         largest_logit={"layer": 1, "head": 0, "sequence": 0, "query": 1, "key": 0, "logit": 3.0, "softmax": [0.9, 0.1]},
         ratios={"head.weight": {"quantiles": [0.1] * 5, "weight_ratio": 0.1, "won_row": 0.5, "won_column": 0.5,
-                                "won_bound": 0.0, "guarded": 0.0, "clipped": 0.0}},
+                                "won_bound": 0.0, "guarded": 0.0, "clipped": 0.0,
+                                "row_quantiles": [0.1] * 5, "column_quantiles": None}},
         clipped_heads=0, noise_scale={"gradient_sq": -0.1, "trace": 2.0},
     )  # fmt: skip
 
@@ -393,6 +394,7 @@ def with_value(line, path, value):
 @example((1, ("max_attention_logit",)), [[1.0]])
 @example((1, ("grad_norm",)), 10**400)
 @example((1, ("ratios", "head.weight", "quantiles")), [0.1])
+@example((1, ("ratios", "head.weight", "row_quantiles")), [0.1])
 @example((1, ("largest_logit", "softmax")), [])
 @example((1, ("seconds",)), REMOVED)
 @example((0, ("recipe", "model", "n_head")), 2)

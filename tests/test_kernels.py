@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import suppress
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,11 @@ class Kernel:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
+
+    def restart(self):
+        """As JupyterLab's Restart does: ask the kernel to end, and start another."""
+        self.manager.restart_kernel()
+        self.client.wait_for_ready(timeout=PATIENCE)
 
     def run(self, code, **expressions):
         """Run a cell; what these expressions are then, or of the only one."""
@@ -319,8 +325,12 @@ STILL = {
     "X-ray": (
         "OptimizerXRay()",
         {
-            "time": {"value": 2}, "back": None, "forward": None, "weight_decay": {"value": 0.5},
-            "outlier": {"value": 10.0}, "source": {"index": 2}, "row": {"value": 2}, "column": {"value": 2},
+            "time": {"value": 3}, "back": None, "forward": None, "lr": {"value": 0.5}, "weight_decay": {"value": 0.5},
+            "beta1": {"value": 0.5}, "beta2": {"value": 0.5}, "eps": {"value": 0.25}, "gradients": {"index": 1},
+            "seed": {"value": 5}, "outlier": {"value": 10.0}, "outlier_row": {"value": 2},
+            "outlier_column": {"value": 3}, "outlier_in": {"index": 1},
+            "optimizers[0]": {"index": 3}, "row": {"value": 2}, "column": {"value": 2}, "source": {"index": 2},
+            "weight_text": {"value": "1 2\n3 4"}, "grad_text": {"value": "1 2\n3 5"}, "show": {"index": 1},
         },
     ),
 }  # fmt: skip
@@ -331,14 +341,35 @@ def test_every_control_changes_what_is_shown(lab, name):
     make, controls = STILL[name]
     lab.run(f"widget = {make}")
     for control, state in controls.items():
-        frames = lab.value("widget.frames")
+        frames, picture = lab.value("widget.frames"), lab.value("hash(widget.png)")
         if state is None:
             lab.click(f"widget.{control}")
         else:
             lab.set(f"widget.{control}", **state)
         lab.until(f"widget.frames > {frames}", "widget.status.value")
         assert lab.value("widget.error is None"), lab.value("widget.status.value")
+        if control != "again":  # the weights are still the same
+            assert lab.value("hash(widget.png)") != picture, control
     if name == "replay":
         lab.until("widget.wait(60)")
     lab.listen(0.2)
-    assert len(lab.shown("widget.picture")) >= len(controls) - 1  # "again" may show the same
+    arrived = sum(a != b for a, b in pairwise(lab.shown("widget.picture")))
+    assert arrived >= len(controls) - ("again" in controls)  # each reaches the page
+
+
+def test_a_restart_ends_a_run_and_the_new_kernel_works(kernel):
+    kernel.run("Training.seconds = 0.005; widget = dashboard(10**6)")
+    kernel.click("widget.run_button")
+    kernel.until("widget.position > 3 and widget.frames > 1", "widget.status.value")
+    process = kernel.run("import os", pid="os.getpid()")["pid"]
+    kernel.restart()
+    with pytest.raises(ProcessLookupError):  # and its threads with it
+        os.kill(process, 0)
+    kernel.run(SETUP)
+    assert kernel.value("left()[:3]") == ([], 0, 0)
+    kernel.run("widget = dashboard(40)")
+    kernel.click("widget.run_button")
+    kernel.until("widget.state == 'done' and widget.wait(60)")
+    kernel.listen(0.2)
+    assert "Done: step 40 of 40" in words(kernel.shown("widget.status")[-1])
+    kernel.run("widget.close(); widget = None")

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 
+import fakes
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from merit_lab import Recipe, optim, probes, runs, text, train
 from merit_lab.errors import InputError
 from merit_lab.recipe import RECIPES
 from merit_lab.schedule import learning_rate, warmup_steps
-from merit_lab.training import build_model, clip_gradients, is_due
+from merit_lab.training import StepRecord, build_model, clip_gradients, is_due
 
 BASE = {"model": {"named": "nano", "n_layer": 2, "n_embd": 32, "block_size": 16}, "text": "synthetic", "batch_size": 12}
 SMALL = Recipe(**BASE, tokens=12 * 16 * 8, eval_sequences=8, lr=2e-2, device="cpu")
@@ -409,13 +410,41 @@ def test_ratio_probe_counts_guards_and_clips():
     assert summary.quantiles[0] <= summary.quantiles[2] <= summary.quantiles[4]
 
 
+def test_ratio_probe_spreads_rows_columns_and_elements():
+    # b = 4 / 4 = 1; r = 1/1, 4/4, 2/4, 3/2, 3/1; c = 4/4, 3/2; s is the largest of an element's three
+    weight = torch.tensor([[1.0, 1.0], [4.0, 1.0], [2.0, 1.0], [1.0, 3.0], [3.0, 1.0]])
+    direction = torch.tensor([[1.0, 1.0], [4.0, 1.0], [4.0, 1.0], [1.0, 2.0], [1.0, 1.0]])
+    b, r, c, s, guarded = optim.merit_ratios(weight, direction)
+    step = optim.MeritStep(None, None, direction, b, r, c, s, guarded, torch.zeros(5, 2), None, None)
+    summary = probes.ratios(step)
+    assert summary.weight_ratio == 1.0
+    assert summary.row_quantiles == [0.5, 1.0, 1.0, 1.5, 3.0]
+    assert summary.column_quantiles == [1.0, 1.0, 1.0, 1.5, 1.5]  # of two, the nearer one; half way the lower
+    assert summary.quantiles == [1.0, 1.0, 1.5, 1.5, 3.0]  # of 1 1 1 1.5 1.5 1.5 1.5 1.5 3 3
+
+
 def test_ratio_probe_of_lamb_adamw_and_vectors():
     tensors = torch.ones(2, 2), torch.ones(2, 2), torch.zeros(2, 2), torch.zeros(2, 2)
     lamb = probes.ratios(optim.lamb_step(*tensors, step=1, **HYPER))
     assert lamb.won_bound == 1.0 and lamb.quantiles == [lamb.weight_ratio] * 5
+    assert lamb.row_quantiles is None and lamb.column_quantiles is None
     assert probes.ratios(optim.adamw_step(*tensors, step=1, **HYPER)) is None
     vector = [t[0] for t in tensors]
-    assert probes.ratios(optim.merit_step(*vector, **HYPER)).won_bound == 1.0
+    vector = probes.ratios(optim.merit_step(*vector, **HYPER))
+    assert vector.won_bound == 1.0 and vector.row_quantiles is None and vector.column_quantiles is None
+
+
+def test_ratios_recorded_before_rows_and_columns_were_summarised_are_read():
+    values = fakes.record(fakes.recipe("MERIT"), 60).to_dict()
+    summary = values["ratios"]["token_embedding.weight"]
+    assert "row_quantiles" not in summary and StepRecord.from_dict(values).ratios == values["ratios"]
+    for good in (None, [0.1] * 5):
+        summary["row_quantiles"] = good
+        assert StepRecord.from_dict(values).ratios == values["ratios"]
+    for bad in ([0.1] * 4, 0.1, ["0.1"] * 5):
+        summary["row_quantiles"] = bad
+        with pytest.raises(InputError, match="ratios: got"):
+            StepRecord.from_dict(values)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------

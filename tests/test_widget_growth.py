@@ -36,9 +36,9 @@ def test_it_starts_at_the_end_of_the_first_run(growth):
 def test_time_shows_the_softmax_row_then(growth):
     growth.time.value = 0
     first = growth.alt
-    assert "At step 1 the largest logit is" in first and growth.when.value == "step 1 of 50"
+    assert "At step 1 the largest z, sign included, is" in first and growth.when.value == "step 1 of 50"
     growth.time.value = 10
-    assert "At step 30 the largest logit is" in growth.alt and growth.alt != first
+    assert "At step 30 the largest z, sign included, is" in growth.alt and growth.alt != first
 
 
 def test_each_head_has_a_row_on_demand(growth):

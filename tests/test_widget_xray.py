@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from merit_lab import Recipe, optim, train
+from merit_lab import Recipe, optim, runs, train
 from merit_lab.errors import InputError
 from merit_lab.figures import matrices
 from merit_lab.models import GPT2, GPT2Config
@@ -483,6 +483,25 @@ def test_a_live_training_brings_its_settings():
     assert widget.settings == module.SETTINGS  # its hint speaks of these
     widget.close()
     training.close()
+
+
+def test_a_recorded_run_brings_its_weights_and_settings(drawn, tmp_path):
+    recipe = Recipe.named("tiny", text="synthetic", optimizer="MERIT", batch_size=2, tokens=512, lr=0.03)
+    training = train(recipe)
+    list(runs.record_to(tmp_path / "run.jsonl", training, keep_weights=True))
+    run = runs.read(tmp_path / "run.jsonl")
+    widget = OptimizerXRay("MERIT", run=run)
+    assert widget.settings == {"lr": 0.03, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+    for layer, block in enumerate(training.model.blocks):
+        for name in ("query", "key"):
+            widget.source.value = f"layer {layer}, W_{name[0].upper()}"
+            kept = run.weights()[f"blocks.{layer}.attention.{name}.weight"]
+            assert torch.equal(widget.weight, kept.to(widget.weight.dtype))
+            true = getattr(block.attention, name).weight.detach()
+            torch.testing.assert_close(kept, true, rtol=1e-3, atol=1e-5)
+            np.testing.assert_array_equal(drawn[-1]["steps"]["MERIT"].w, widget.weight[:16, :16])
+            assert "gradient is random" in widget.hint.value  # a file keeps none
+    widget.close()
 
 
 # -- from text and back ------------------------------------------------------------------------------------------

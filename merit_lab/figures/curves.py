@@ -117,8 +117,7 @@ def _curve(run) -> Curve:
     if records and not isinstance(records[0], StepRecord):
         raise InputError(f"runs: got a list of {type(records[0]).__name__}, expected StepRecords")
     if label in style.LOOKS or recipe is None:  # a variant ("AdamW + QK-norm") counts as an optimizer of its own
-        known = sorted(style.LOOKS, key=len, reverse=True)
-        optimizer = next((name for name in known if (label or "").startswith(name)), None)
+        optimizer = style.optimizer_in(label or "")
     else:
         optimizer = recipe.optimizer
     measured = [r for r in records if r.val_loss is not None or r.max_attention_logit or r.ratios is not None]
@@ -297,13 +296,15 @@ def _legend(found, train=False):
 def logit_growth(
     run, *, per_head: bool = False, at: int | None = None, row: bool = False, figure: Figure | None = None
 ) -> Figure:
-    """Layers x time as a heatmap of the max attention logit, log colours; what exceeds 100 is outlined.
+    """Layers x time as a heatmap of the max attention logit |z|, log colours; what exceeds 100 is outlined.
 
     Args:
         run: one run.
         per_head: a row a head in place of a row a layer.
         at: a step to mark.
-        row: below it, the attention row of the largest logit at that step (the last, if none is named).
+        row: below it, the attention row of the largest logit at that step (the last, if none is named): of the
+            largest z, sign included, since that is what softmax turns one-hot. Where the largest |z| is of another,
+            negative logit the sentence says so.
     """
     (curve,) = _one(run)
     records = [r for r in curve.records if r.max_attention_logit]
@@ -335,7 +336,7 @@ def logit_growth(
     if at is not None:
         panel.line("at", [at, at], [edges_y[0], edges_y[-1]], color="white", linewidth=2.6, solid_capstyle="butt")
         panel.line("at 2", [at, at], [edges_y[0], edges_y[-1]], color=INK, linewidth=1, linestyle=(0, (3, 2)))
-    panel.words(f"{curve.label}: max attention logit; outlined where it is {THRESHOLD} or more",
+    panel.words(f"{curve.label}: max attention logit |z|; outlined where it is {THRESHOLD} or more",
                 _time([curve]).label, "layer.head" if per_head else "layer")  # fmt: skip
     panel.finish()
     _name_rows(panel.ax, n_layer, n_head if per_head else 0)
@@ -343,11 +344,11 @@ def logit_growth(
     panel.ax.yaxis.grid(False)
     kind = "head" if per_head else "layer"
     numbers = _growth_words(records, values, n_head if per_head else 0)
-    what = f"Heatmap of the max attention logit, {len(values)} {kind}s by time, for {curve.label}, log colours."
+    what = f"Heatmap of the max attention logit |z|, {len(values)} {kind}s by time, for {curve.label}, log colours."
     if row:
         chosen = [r for r in records if at is None or r.step <= at] or records[:1]
         numbers += " " + _softmax_bars(page.panels[1], chosen[-1])
-        what += " Below it the attention row of the largest logit at the chosen step."
+        what += " Below it the attention row of the largest z, sign included, at the chosen step."
     return page.describe(what, numbers)
 
 
@@ -387,7 +388,7 @@ def _colour_bar(page, panel, how):
     page.bar = page.figure.colorbar(ScalarMappable(**how), cax=axes)
     page.bar.outline.set_visible(False)
     axes.tick_params(labelsize=9, color=QUIET, labelcolor=INK)
-    axes.set_ylabel("max attention logit", fontsize=9, color=INK)
+    axes.set_ylabel("max attention logit |z|", fontsize=9, color=INK)
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(style.plain))
     axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.axhline(THRESHOLD, color=OVER, linewidth=1.8)
@@ -409,7 +410,7 @@ def _growth_words(records, values, n_head):
     clean = np.where(np.isfinite(values), values, -np.inf)
     row, column = np.unravel_index(clean.argmax(), clean.shape)
     place = f"layer {row // n_head}, head {row % n_head}" if n_head else f"layer {row}"
-    words = f"It is largest in {place} at step {records[column].step}: {say(clean[row, column])}."
+    words = f"|z| is largest in {place} at step {records[column].step}: {say(clean[row, column])}."
     over = np.nonzero((values >= THRESHOLD).any(0))[0]
     if over.size:
         return f"{words} {THRESHOLD} is first passed at step {records[over[0]].step}."
@@ -417,12 +418,13 @@ def _growth_words(records, values, n_head):
 
 
 def softmax_row(record: StepRecord, *, figure: Figure | None = None) -> Figure:
-    """The attention weights of the row that the largest logit belongs to, as bars over the key positions."""
+    """The attention weights of the row that the largest z, sign included, belongs to, as bars over the key positions.
+    """
     if record.largest_logit is None:
         raise InputError(f"record of step {record.step}: attention was not measured here; take a probe step")
     page = drawing(figure, "softmax row", size=(WIDTH, 2.8))
     return page.describe(
-        "Bars: the attention weights of the row that holds the largest logit.",
+        "Bars: the attention weights of the row that holds the largest logit z, sign included.",
         _softmax_bars(page.panels[0], record),
     )
 
@@ -438,22 +440,26 @@ def _softmax_bars(panel, record) -> str:
     # One outline in place of a rectangle a key: a context of 1024 draws as fast as one of 8.
     corners = (np.arange(len(weights))[:, None] + np.array([-0.4, -0.4, 0.4, 0.4])).ravel()
     heights = (weights[:, None] * np.array([0, 1, 1, 0])).ravel()
-    panel.band("bars", corners, 0 * heights, heights, color=style.LOOKS["AdamW"].color, alpha=1)
-    panel.line("key", [top["key"]], [weights[top["key"]]], marker="v", color=style.LOOKS["LAMB"].color, markersize=8,
+    panel.band("bars", corners, 0 * heights, heights, color=style.PLAIN[0].color, alpha=1)
+    panel.line("key", [top["key"]], [weights[top["key"]]], marker="v", color=style.PLAIN[1].color, markersize=8,
                markeredgecolor=INK, markeredgewidth=0.6, linestyle="")  # fmt: skip
     panel.see([-0.6, max(len(weights) - 0.4, 4)], [0, 1])
     place = f"layer {top['layer']}, head {top['head']}"
     panel.words(
-        f"step {record.step}: attention of query {top['query']} in {place}; the largest logit, "
+        f"step {record.step}: attention of query {top['query']} in {place}; the largest z, "
         f"{say(top['logit'])}, is at key {top['key']}",
         "key position", "attention weight",
     )  # fmt: skip
     panel.finish(y_from=0, y_to=1.08)
-    entropy = float(-sum(p * math.log(p) for p in weights if p > 0))
+    entropy, most = float(-sum(p * math.log(p) for p in weights if p > 0)), math.log(max(len(weights), 1))
+    size, other = record.peak_logit, ""
+    # Above the largest z by more than the rounding of records. A large negative logit turns no row one-hot.
+    if size is not None and size > max(top["logit"], 0) * 1.001:
+        other = f" The largest |z| then, {say(size)}, is of a negative logit elsewhere."
     return (
-        f"At step {record.step} the largest logit is {say(top['logit'])} ({place}, query {top['query']}, key "
-        f"{top['key']}); that key gets {say(100 * weights[top['key']], 2)} % of the attention, and the row's entropy "
-        f"is {say(entropy, 2)} of at most {say(math.log(len(weights)) if len(weights) > 1 else 0.0, 2)} nats."
+        f"At step {record.step} the largest z, sign included, is {say(top['logit'])} ({place}, query {top['query']}, "
+        f"key {top['key']}); that key gets {say(100 * weights[top['key']], 2)} % of the attention, and the row's "
+        f"entropy is {say(entropy, 2)} of at most {say(most, 2)} nats.{other}"
     )
 
 

@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..probes import average_noise_scale
 from . import style
 from .curves import LOSS
-from .lessons import _DASHES, _LOOKS
+from .lessons import _DASHES
 from .style import INK, QUIET, WIDTH, drawing, handle, join, say
 from .sweeps import _against, _legend, best_of_each, table
 
@@ -102,7 +102,8 @@ def inherent(
     batches = sorted(float(batch) for batch in data.batch_size.unique())
     legend = _legend(names, data, None)
     legend += [(name, handle(INK, "", _DASHES[1 + i], 1.2)) for i, name in enumerate(predicted or {})]
-    legend += [(name, handle(_LOOKS[3 + i].color, _LOOKS[3 + i].marker, _DASHES[i])) for i, name in enumerate(model)]
+    looks = style.looks(model)
+    legend += [(name, handle(*looks[name], _DASHES[i])) for i, name in enumerate(model)]
     page = drawing(figure, "inherent", 1, 2, size=(WIDTH, 3.9), legend=legend)
     measured, quadratic = page.panels
     words = []
@@ -132,10 +133,10 @@ def inherent(
             ))  # fmt: skip
             measured.see([scale], [])
     for i, (label, losses) in enumerate(model.items()):
-        look, x = _LOOKS[3 + i], sorted(losses)
+        x = sorted(losses)
         rise = [losses[batch] / min(losses.values()) for batch in x]
-        quadratic.line(label, x, rise, color=look.color, marker=look.marker, linestyle=_DASHES[i], linewidth=1.8,
-                       markersize=6, markeredgecolor="white")  # fmt: skip
+        quadratic.line(label, x, rise, **looks[label]._asdict(), linestyle=_DASHES[i], linewidth=1.8, markersize=6,
+                       markeredgecolor="white")  # fmt: skip
         words.append(f"{label} {say(rise[-1])} times its lowest at batch {x[-1]:g}")
     measured.words("measured, each at its best rate", "batch (sequences)", "loss above its lowest (nats)")
     quadratic.words("noisy quadratic, each at its best rate", "batch (examples)", "loss over its lowest")

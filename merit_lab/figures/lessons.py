@@ -14,12 +14,10 @@ from matplotlib.figure import Figure
 
 from ..errors import InputError
 from . import style
-from .style import GROUND, INK, QUIET, WIDTH, Look, drawing, handle, join
+from .style import GROUND, INK, QUIET, WIDTH, drawing, handle, join
 
-# Colour and marker of the first, second, … line; dashes and widths differ too, so that lines that lie upon each
-# other are all seen: the later one is thinner.
-_LOOKS = tuple(Look(style.LOOKS[name].color, style.LOOKS[name].marker)
-               for name in ("AdamW", "LAMB", "MERIT", "maxLAMB", "+ element-wise", "+ bound"))  # fmt: skip
+# Of the first, second, … line. They tell two lines of one optimizer apart, and lines that lie upon each other are all
+# seen: the later one is thinner.
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (1, 1)), (0, (10, 3)))
 _WIDTHS = (3.2, 2.6, 2.2, 1.8, 1.5, 1.2)
 
@@ -41,7 +39,8 @@ def lines(
     height: float = 3.2,
     figure: Figure | None = None,
 ) -> Figure:
-    """Lines in panels, `across` of them a row. A label has one colour, marker and dash in all panels.
+    """Lines in panels, `across` of them a row. A label has one colour, marker and dash in all panels: the look of an
+    optimizer where it is or begins with the optimizer's name, and none of theirs where it does not.
 
     Args:
         panels: title -> label -> values at 1, 2, 3, …, or a pair (x values, y values).
@@ -59,11 +58,12 @@ def lines(
     if not panels or not all(panels.values()):
         raise InputError("panels: got none or an empty one, expected title -> label -> values")
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
-    if len(labels) > len(_LOOKS):
-        raise InputError(f"panels: got {len(labels)} different lines, expected at most {len(_LOOKS)}")
+    if len(labels) > len(_DASHES):
+        raise InputError(f"panels: got {len(labels)} different lines, expected at most {len(_DASHES)}")
+    looks = style.looks(labels)
     columns = min(len(panels), across)
     rows = math.ceil(len(panels) / columns)
-    legend = [(label, handle(_LOOKS[i].color, _LOOKS[i].marker, _DASHES[i])) for i, label in enumerate(labels)]
+    legend = [(label, handle(*looks[label], _DASHES[i])) for i, label in enumerate(labels)]
     page = drawing(figure, f"lines {x} {y}", rows, columns, size=(WIDTH, height * rows), legend=legend,
                    wspace=0.62 if isinstance(y, str) else 0.8, hspace=0.75)  # fmt: skip
     points = {
@@ -76,7 +76,7 @@ def lines(
     for i, (panel, (title, curves)) in enumerate(zip(page.panels, points.items(), strict=False)):
         for label, (at, values) in curves.items():
             k = labels.index(label)
-            panel.line(label, at, values, color=_LOOKS[k].color, marker=_LOOKS[k].marker, linestyle=_DASHES[k],
+            panel.line(label, at, values, **looks[label]._asdict(), linestyle=_DASHES[k],
                        linewidth=_WIDTHS[k], markersize=6 - 0.5 * k, markevery=max(1, len(values) // 12),
                        markeredgecolor="white", markeredgewidth=0.5, zorder=3 + 0.1 * k)  # fmt: skip
         for name, level in (levels or {}).items():

@@ -5,6 +5,7 @@ global would race; a figure that pyplot knows would stay in memory.
 """
 
 import math
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -63,12 +64,34 @@ PARTS = {
     "guarded": Look("#999999", "D"),
     "clipped": Look("#cc3311", "v"),
 }
+# For lines and bars that belong to no optimizer. Not the optimizers' colours either: blue would be read as AdamW.
+PLAIN = (
+    Look("#332288", "D"), Look("#cc6677", "v"), Look("#1f1f1f", "p"),
+    Look("#6699cc", ">"), Look("#882255", "h"), Look("#88842b", "<"),
+)  # fmt: skip
 LINES = ("-", "--", ":", "-.")  # runs of the same optimizer, in turn
 
 
 def look(optimizer: str | None) -> Look:
     """Colour and marker of an optimizer or rung; an unknown name gets grey."""
     return LOOKS.get(optimizer, Look(_GREY, "X"))
+
+
+def optimizer_in(label: str) -> str | None:
+    """The optimizer, rung or variant that a label is or begins with: MERIT of "MERIT, too fast", none of "bound"."""
+    for name in sorted(LOOKS, key=len, reverse=True):  # "MERIT l2" before "MERIT"
+        if label.startswith(name) and not label[len(name) :][:1].isalnum():
+            return name
+    return None
+
+
+def looks(labels) -> dict[str, Look]:
+    """A look for each label: an optimizer's own where the label names one, else the next of PLAIN."""
+    plain, found = cycle(PLAIN), {}
+    for label in labels:
+        name = optimizer_in(label)
+        found[label] = next(plain) if name is None else look(name)
+    return found
 
 
 # -- numbers in words --------------------------------------------------------------------------------------------

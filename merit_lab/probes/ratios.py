@@ -11,15 +11,21 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class RatioSummary(NamedTuple):
-    """How one step's factor s on the direction u is spread over a tensor, and what decided it."""
+    """How one step's trust ratios are spread over a tensor, and what decided the factor s on the direction u.
 
-    quantiles: list[float]  # minimum, quartiles and maximum of s
+    Quantiles are five numbers: minimum, quartiles and maximum. Records of before row_quantiles and column_quantiles
+    were measured lack both.
+    """
+
+    quantiles: list[float]  # of s, over elements
     weight_ratio: float  # b, the weight-wise ratio
     won_row: float  # share of elements whose s is their row's ratio
     won_column: float  # share whose s is their column's ratio
     won_bound: float  # share whose s is the weight-wise ratio
     guarded: float  # share where a zero norm decided
     clipped: float  # share whose step was cut to 1
+    row_quantiles: list[float] | None = None  # of r, over rows; None for LAMB and for a vector, which have none
+    column_quantiles: list[float] | None = None  # of c, over columns; None as above
 
 
 @torch.no_grad()
@@ -31,7 +37,7 @@ def ratios(step, *, ratio: str = "element", bound: bool = True) -> RatioSummary 
         ratio, bound: the switches of MERIT that the step was taken with: what does not enter s cannot win.
 
     The four shares won_row, won_column, won_bound and guarded add up to 1. A tie goes to the bound, then to the
-    row. LAMB's one ratio counts as the bound.
+    row. LAMB's one ratio counts as the bound. Row and column ratios are summarised whether or not they enter s.
     """
     if not hasattr(step, "weight_ratio"):
         return None
@@ -50,9 +56,12 @@ def ratios(step, *, ratio: str = "element", bound: bool = True) -> RatioSummary 
         won[name] = left & (s == value) if enters and value is not None else torch.zeros_like(left)
         left = left & ~won[name]
     shares = [round_(m.float().mean()) for m in (won["row"], won["column"], won["bound"], step.guarded, step.clipped)]
-    return RatioSummary([round_(q) for q in _quantiles(s)], round_(b), *shares)
+    return RatioSummary(_quantiles(s), round_(b), *shares, _quantiles(step.row_ratio), _quantiles(step.column_ratio))
 
 
-def _quantiles(x: Tensor) -> list[float]:
+def _quantiles(x: Tensor | None) -> list[float] | None:
+    if x is None:
+        return None
     ordered = x.flatten().float().sort().values  # torch.quantile refuses more than 16 million elements
-    return [ordered[round(q * (len(ordered) - 1))].item() for q in QUANTILES]
+    places = [round(q * (len(ordered) - 1)) for q in QUANTILES]
+    return [round_(q) for q in ordered[places].tolist()]  # one wait for a GPU, not five

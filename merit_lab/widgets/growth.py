@@ -2,8 +2,9 @@
 
     LogitGrowth(runs.read_many("data/runs"))
 
-Above, layers (or heads) x time in log colours, outlined where the paper's threshold of 100 is passed. Below, the
-attention row that the largest logit belongs to, at the chosen time, as it collapses to one-hot.
+Above, layers (or heads) x time in log colours: the largest |z|, the paper's measure, outlined where its threshold of
+100 is passed. Below, the attention row that the largest z belongs to, sign included, at the chosen time, as it
+collapses to one-hot. A negative logit can be larger in size; it turns no row one-hot, and the sentence names it.
 """
 
 import ipywidgets
@@ -15,7 +16,7 @@ from .base import LabWidget
 
 
 class LogitGrowth(LabWidget):
-    """A heatmap of the max attention logit over time, and the softmax row of the largest logit.
+    """A heatmap of the max attention logit |z| over time, and the softmax row of the largest z, sign included.
 
     Args:
         runs: a recorded run or several, in any form that figures take. InputError if attention was never measured.
