@@ -25,7 +25,8 @@ A checkpoint is one file, step-000025.checkpoint, in three parts:
 
 One run a folder, and one process at a time: a second one clears away what it takes for a dead one's temporary files.
 Where weights and moments are spread over ranks (DTensors), a checkpoint holds them whole: all ranks gather, the first
-one writes, and each takes its own rows of what it reads.
+one writes, and each takes its own rows of what it reads. So they must all see the folder: where they find different
+steps the run is refused.
 """
 
 import errno
@@ -45,6 +46,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import __version__
+from .distributed import from_all
 from .errors import InputError, shown
 from .files import check_folder, clear_left, from_json, whole
 
@@ -96,10 +98,32 @@ class Checkpoints:
 
         Raises:
             InputError: there are checkpoints, but all are damaged; or the newest good one is of another recipe, text
-                or format.
+                or format; or several ranks find different steps. On all ranks, also where one alone finds it.
         """
-        if self.folder is None:
-            return []
+        records, problem = [], None
+        try:
+            if self.folder is not None:
+                records = self._newest(training)
+        except InputError as error:
+            problem = error
+        with training.ranks.naming_failures():
+            found = from_all((self.latest, problem and str(problem)))
+        if problem is not None:
+            raise problem
+        for rank, (_, theirs) in enumerate(found):
+            if theirs is not None:
+                raise InputError(f"rank {rank}: {theirs}")
+        steps = [step for step, _ in found]
+        if len(set(steps)) > 1:
+            each = ", ".join(f"rank {rank} {f'step {step}' if step else 'none'}" for rank, step in enumerate(steps))
+            raise InputError(
+                f"checkpoint: got {self.folder}, where the ranks find different checkpoints ({each}); "
+                "give a folder on a disk that all of them share"
+            )
+        return records
+
+    def _newest(self, training) -> list[dict]:
+        """Put the run at the newest good checkpoint that this rank finds, and return its records."""
         if _is_first_rank():
             clear_left(self.folder, "step-*.checkpoint")
         damaged: dict[Path, Damaged] = {}
@@ -112,7 +136,7 @@ class Checkpoints:
             self.latest, self._damaged = _step_of(path), list(damaged)
             self._clear_older(self.latest)  # a process may have been killed before it could
             for other, why in damaged.items():
-                warnings.warn(f"checkpoint: {other} cannot be used: {why}. Step {self.latest}'s is.", stacklevel=4)
+                warnings.warn(f"checkpoint: {other} cannot be used: {why}. Step {self.latest}'s is.", stacklevel=5)
             return records
         if damaged:
             reasons = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
@@ -155,7 +179,7 @@ class Checkpoints:
             warnings.warn(
                 f"checkpoint: {self.folder} was written by torch {header['versions']['torch']}, this is "
                 f"{torch.__version__}: from here on the last digits may not be those of a run in one go.",
-                stacklevel=6,  # at the line that called train()
+                stacklevel=7,  # at the line that called train()
             )
 
     # -- saving --------------------------------------------------------------------------------------------------

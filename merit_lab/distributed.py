@@ -15,8 +15,11 @@ Processes talk through gloo on a CPU and NCCL on CUDA. One that waits longer tha
 unless the environment says otherwise) for another ends with a RankError.
 """
 
+import hashlib
+import io
 import math
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -25,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -34,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import InputError, RankError
-from .files import cache_dir
+from .files import cache_dir, read_text, write_whole
 from .models import GPT2
 from .optim import Traced
 
@@ -285,6 +288,15 @@ def end_on_sigterm(ranks: Ranks) -> None:
     signal.signal(signal.SIGTERM, end)
 
 
+def from_all(value: Any) -> list[Any]:
+    """What each rank hands in, by rank, known to all. All ranks call this together; a process alone gets its own."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def leave() -> None:
     """End the process group, if there is one; all ranks do so together, at the end."""
     if dist.is_initialized():
@@ -311,12 +323,14 @@ def _cause(error: RuntimeError) -> str:
 
 # -- saving and loading --------------------------------------------------------------------------------------------
 
+SUMS = "SHA256SUMS"  # of the folder's other files, as `sha256sum -c` reads them
+
 
 def save_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced, step: int = 0) -> None:
     """Write weights and optimizer state, each rank its own share, as a folder that any number of ranks can load.
 
     A folder of that name is replaced once the new one is whole. All ranks call this together; so may one process
-    without a process group. The format is that of torch.distributed.checkpoint.
+    without a process group. The format is that of torch.distributed.checkpoint, with checksums in SHA256SUMS beside.
 
     Args:
         step: how many steps were taken; `load_sharded` returns it.
@@ -333,7 +347,11 @@ def save_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced,
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is meant
         dcp.save(_tensors(model, optimizer) | numbers, checkpoint_id=partial)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    mine = [*partial.glob(f"__{rank}_*.distcp"), *([partial / ".metadata"] if first else [])]
+    sums = [sum_ for theirs in from_all([(path.name, _sha256(path)) for path in mine]) for sum_ in theirs]
     if first:
+        write_whole(partial / SUMS, "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums)))
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
@@ -351,16 +369,22 @@ def load_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced)
         How many steps were taken when it was saved.
 
     Raises:
-        InputError: there is no such folder, or it is of another model.
+        InputError: there is no such folder, a file in it was cut short or changed, or it is of another model. On all
+            ranks, also where one alone finds it.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
     folder = Path(folder)
+    metadata = problem = None
     try:
-        saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    except OSError as error:
-        raise InputError(f"checkpoint: cannot read {folder} ({error.strerror}); give a folder that was saved") from None
+        metadata = _checked(folder)
+    except InputError as error:
+        problem = str(error)
+    for found in from_all(problem):
+        if found is not None:
+            raise InputError(found)
+    saved = {name: getattr(entry, "size", None) for name, entry in metadata.state_dict_metadata.items()}
     for name, parameter in model.named_parameters():
         optimizer.state.pop(parameter, None)
         if f"state.{name}.step" in saved:
@@ -368,18 +392,91 @@ def load_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced)
     wanted = _tensors(model, optimizer) | {"step": torch.tensor(0), "skipped_steps": torch.tensor(0)}
     differing = sorted(
         name for name in saved.keys() | wanted.keys()
-        if name not in saved or name not in wanted or saved[name].size != wanted[name].shape
+        if name not in saved or name not in wanted or saved[name] != wanted[name].shape
     )  # fmt: skip
     if differing:
         raise InputError(f"checkpoint: {folder} is of another model or optimizer; {differing[0]} differs")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            dcp.load(wanted, checkpoint_id=folder)
+            dcp.load(wanted, storage_reader=_reader(folder, metadata))
     except CheckpointException as error:
         raise InputError(f"checkpoint: {folder} cannot be read ({_cause(error)}); take an older one") from error
     optimizer.skipped_steps = int(wanted["skipped_steps"])
     return int(wanted["step"])
+
+
+def _checked(folder: Path):
+    """torch's metadata of a saved folder, whose files are as they were written. The ranks share the reading.
+
+    Raises:
+        InputError: a file is missing, was cut short or changed, or is something else.
+    """
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    path = folder / SUMS
+    try:
+        sums = [line.split("  ", 1) for line in read_text(path).removesuffix("\n").split("\n")]
+        sums = sorted((name, sha256) for sha256, name in sums)
+        for index, (name, sha256) in enumerate(sums):
+            path = folder / name
+            if (index % size == rank or name == ".metadata") and _sha256(path) != sha256:
+                raise InputError(
+                    f"checkpoint: {path} was cut short or changed, for its checksum is wrong; take an older one"
+                )
+        path = folder / ".metadata"
+        metadata = _metadata(path.read_bytes())
+        metadata.state_dict_metadata = dict(metadata.state_dict_metadata)
+        parts = {info.relative_path for info in metadata.storage_data.values()}
+        if missing := {".metadata", *parts} - {name for name, _ in sums}:
+            raise InputError(f"checkpoint: {folder / SUMS} has no checksum of {min(missing)}; take an older one")
+    except OSError as error:
+        raise InputError(
+            f"checkpoint: cannot read {path} ({error.strerror}); give a folder that save_sharded wrote"
+        ) from None
+    except InputError:
+        raise
+    except Exception:  # pickle raises a dozen kinds, all of them about this file
+        raise InputError(
+            f"checkpoint: {path} is not what save_sharded writes; give a folder that it wrote, or an older one"
+        ) from None
+    return metadata
+
+
+def _metadata(content: bytes):
+    """torch's metadata from its pickle. A pickle may name any function to be called: here it gets no other class."""
+    from torch.distributed.checkpoint import filesystem, metadata
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module, name):
+            if module == metadata.__name__ and name in (*metadata.__all__, "_MEM_FORMAT_ENCODING"):
+                return getattr(metadata, name)
+            if (module, name) == (filesystem.__name__, "_StorageInfo"):
+                return filesystem._StorageInfo
+            if module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)):
+                return getattr(torch, name)
+            if (module, name) == ("torch.serialization", "_get_layout"):
+                return torch.serialization._get_layout  # looks a name up
+            if module.partition(".")[0] == "pathlib":  # where it was saved, perhaps on another system
+                return PurePath
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of metadata")
+
+    return Unpickler(io.BytesIO(content)).load()
+
+
+def _reader(folder: Path, metadata):
+    """torch's reader of a folder that takes this metadata, in place of unpickling the file."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    class Reader(FileSystemReader):
+        def read_metadata(self, *args, **kwargs):
+            return metadata
+
+    return Reader(folder)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _tensors(model, optimizer) -> dict[str, Tensor]:

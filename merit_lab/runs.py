@@ -14,12 +14,13 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from glob import escape
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -192,6 +193,9 @@ def record_to(path: str | os.PathLike, training: Training, keep_weights: bool = 
         path: NAME.jsonl. Folders above it are made. While it runs the lines go to NAME.jsonl.partial.
         training: what `train(recipe)` returned.
         keep_weights: keep W_Q and W_K of every layer as they are at the end, as float16, in NAME.npz.
+
+    Raises:
+        InputError: the disk is full, say. What was written until then stays.
     """
     if training.ranks.rank > 0:
         yield from training
@@ -204,20 +208,42 @@ def record_to(path: str | os.PathLike, training: Training, keep_weights: bool = 
     records = list(islice(training, training.resumed or 0))
     for name in (path.name, weights_path(path).name):
         clear_left(path.parent, escape(name))
-    write(partial, header, records)  # whole: what was kept of this run before is not lost on the way
+    with _naming(partial, partial, training):
+        write(partial, header, records)  # whole: what was kept of this run before is not lost on the way
     yield from records
-    with open(partial, "ab") as file:
+    # Not buffered: what a buffer could not write it would try again when it is closed, and fail anew.
+    with open(partial, "ab", buffering=0) as file:
         for record in training:
+            with _naming(partial, partial, training):
+                _append(file, _line(record.to_dict()))
             records.append(record)
-            file.write(_line(record.to_dict()))
-            file.flush()
             yield record
     if keep_weights:
         kept = _query_key_weights(training)
-        with whole(weights_path(path)) as file:
+        with _naming(weights_path(path), partial, training), whole(weights_path(path)) as file:
             np.savez_compressed(file, **kept)
-    write(path, header, records)
-    partial.unlink()
+    with _naming(path, partial, training):
+        write(path, header, records)
+        partial.unlink()
+
+
+def _append(file: IO[bytes], line: bytes) -> None:
+    while line:  # a disk that is nearly full takes a part
+        line = line[file.write(line) :]
+
+
+@contextmanager
+def _naming(path: Path, partial: Path, training: Training) -> Iterator[None]:
+    """An OSError as an InputError that says which file could not be written and what is kept of the run."""
+    try:
+        yield
+    except OSError as error:
+        kept = f"; the records so far are in {partial}" if partial.exists() else ""
+        latest = training.checkpoints.latest
+        raise InputError(
+            f"run: {path} cannot be written ({error.strerror or error}){kept}; make room there, or see that it can be "
+            f"written: the same run then goes on from {f'step {latest}' if latest else 'the beginning'}"
+        ) from error
 
 
 def header_of(training: Training) -> dict[str, Any]:

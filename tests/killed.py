@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from merit_lab import checkpoint, runs, text
+from merit_lab.optim import fast_c
 from merit_lab.recipe import Recipe
 from merit_lab.training import train
 
@@ -32,8 +33,9 @@ BASE = {
     "model": {"named": "nano", "n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 16},
     "text": "synthetic", "batch_size": 6, "tokens": 6 * 16 * 40, "eval_sequences": 4, "device": "cpu",
 }  # fmt: skip
+FUSED = {"fused": True}  # but for the steps that are probed
 RECIPES = [  # and steps between checkpoints
-    (Recipe(**BASE, optimizer="MERIT", micro_batch_size=4, probe_every=3, eval_every=5), 1),
+    (Recipe(**BASE, optimizer="MERIT", micro_batch_size=4, probe_every=3, eval_every=5, optimizer_args=FUSED), 1),
     (Recipe(**BASE, optimizer="AdamW", qk_clip=0.02, lr=2e-2), 2),
     (Recipe(**BASE, optimizer="LAMB", noise_every=20, lr=5e-2), 3),
 ]
@@ -161,6 +163,8 @@ def check_what_is_left(folder, before):
 
 
 def main(folder, wanted):
+    if fast_c.library(torch.float32) is None:  # now it is compiled and loaded, once for all forks
+        os.environ["MERIT_LAB_NO_COMPILER"] = "1"  # it has been said; in a fork a warning is an error
     if "+" in wanted:
         found = one_kill(folder, *map(int, wanted.split("+")))
     else:

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import COMPILER
 
 from merit_lab import Recipe, checkpoint, compare, files, runs, text, train
 from merit_lab import training as training_module
 from merit_lab.errors import InputError
+from merit_lab.optim import fast
 from merit_lab.training import Training, build_model
 
 BASE = {
@@ -84,16 +86,24 @@ HABITS = [
     {"optimizer": "AdamW", "qk_clip": 0.005, "warmup": 0.5},
     {"optimizer": "LAMB", "noise_every": 5, "optimizer_args": {"skip_nonfinite": True}},
     {"optimizer": "maxLAMB", "precision": "bf16", "grad_clip": None, "seed": 3},
-    {"model": BASE["model"] | {"fused_qkv": True, "tie_weights": False}, "optimizer_args": {"variant": "paper"}},
+    {
+        "model": BASE["model"] | {"fused_qkv": True, "tie_weights": False},
+        "optimizer_args": {"variant": "paper", "fused": True},
+    },
 ]
 
 
 @pytest.mark.parametrize("habits", HABITS, ids=str)
-def test_a_run_in_pieces_equals_one_in_one_go(corpus, tmp_path, habits):
+def test_a_run_in_pieces_equals_one_in_one_go(corpus, tmp_path, monkeypatch, habits):
+    if not COMPILER:
+        monkeypatch.setenv("MERIT_LAB_NO_COMPILER", "1")  # torch does, without a warning
+    fused = []
+    monkeypatch.setattr(fast, "start", lambda *args, start=fast.start: (fused.append(args), start(*args))[1])
     recipe = TINY.replace(**habits)
     whole = train(recipe, corpus)
     expected = numbers(whole)
     assert len(expected) == STEPS
+    assert bool(fused) == ("fused" in recipe.optimizer_args)
     if recipe.qk_clip:
         assert "clipped_heads=2" in "".join(expected)
     chance = random.Random(str(habits))
@@ -544,6 +554,63 @@ def test_a_full_disk_ends_the_run_and_what_was_there_is_kept(corpus, tmp_path, m
     assert names(tmp_path) == ["c", "run.jsonl"] and numbers(runs.read(out)) == in_one_go[0]
 
 
+class LittleRoom(io.FileIO):
+    """An unbuffered file on a disk with room for so many bytes more."""
+
+    room = 10**6
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = super().write(data[: self.room])
+        self.room -= done
+        return done
+
+
+@pytest.mark.parametrize("kept, goes_on", [({}, "the beginning"), ({"checkpoint_every": 3}, "step 6")])
+def test_a_disk_that_is_full_for_the_records(corpus, tmp_path, monkeypatch, in_one_go, kept, goes_on):
+    out, partial = tmp_path / "run.jsonl", tmp_path / "run.jsonl.partial"
+    kept = kept and {"checkpoint": tmp_path / "c"} | kept
+    file = None
+
+    def opened(path, mode, buffering):
+        nonlocal file
+        assert (mode, buffering) == ("ab", 0)
+        file = LittleRoom(path, mode)
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "open", opened, raising=False)
+        recording = runs.record_to(out, train(TINY, corpus, **kept))
+        here = list(islice(recording, 6))
+        file.room = 50
+        says = rf"run: {partial} cannot be written \(No space left.*{goes_on}$"
+        with pytest.raises(InputError, match=says) as refused:
+            next(recording)
+    assert f"the records so far are in {partial}; make room there" in str(refused.value)
+    assert len(partial.read_bytes().splitlines()[-1]) == 50  # half of a line more
+    assert numbers(here) == numbers(runs.read(partial)) == in_one_go[0][:6]
+    training = train(TINY, corpus, **kept)
+    assert (numbers(runs.record_to(out, training)), bits(training)) == in_one_go
+    assert not partial.exists() and numbers(runs.read(out)) == in_one_go[0]
+
+
+@pytest.mark.parametrize("name", ["run.jsonl.partial", "run.npz", "run.jsonl"])
+def test_a_disk_that_is_full_for_another_file_of_the_run(corpus, tmp_path, monkeypatch, name):
+    @contextlib.contextmanager
+    def whole(path):
+        with files.whole(path) as file:
+            yield FullDisk(file, 100, full) if path.name == name else file
+
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(runs, "whole", whole)
+    partial = tmp_path / "run.jsonl.partial"
+    with pytest.raises(InputError, match=rf"run: {tmp_path / name} cannot be written \(No space left") as refused:
+        list(runs.record_to(tmp_path / "run.jsonl", train(TINY, corpus), keep_weights=True))
+    assert (str(partial) + "; make" in str(refused.value)) == partial.exists() == (name != partial.name)
+    assert not partial.exists() or len(runs.read(partial)) == STEPS
+
+
 def test_ctrl_c_in_a_save_is_ctrl_c(corpus, tmp_path, monkeypatch):
     disk_full_at(monkeypatch, 6, 1500, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -553,11 +620,13 @@ def test_ctrl_c_in_a_save_is_ctrl_c(corpus, tmp_path, monkeypatch):
 
 def test_a_folder_that_is_gone_is_not_made_again(corpus, tmp_path):
     training = train(TINY, corpus, checkpoint=tmp_path / "c", checkpoint_every=3)
-    list(islice(training, 2))
+    recording = runs.record_to(tmp_path / "run.jsonl", training)
+    records = list(islice(recording, 2))
     (tmp_path / "c").rmdir()
     with pytest.raises(InputError, match=r"step 3 cannot be written to .*/c \(the folder is gone\).*the beginning"):
-        next(training)
-    assert names(tmp_path) == []
+        next(recording)
+    assert names(tmp_path) == ["run.jsonl.partial"]
+    assert list(runs.read(tmp_path / "run.jsonl.partial")) == records
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
@@ -575,6 +644,23 @@ def test_a_read_only_folder_is_refused_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(files.tempfile, "TemporaryFile", read_only)
     with pytest.raises(InputError, match=r"checkpoint: got .*\(Read-only file system\)"):
         train(TINY, checkpoint=tmp_path)
+
+
+def test_a_folder_that_becomes_read_only_costs_no_records(corpus, tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def whole(_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        yield
+
+    training = train(TINY, corpus, checkpoint=tmp_path / "c", checkpoint_every=3)
+    recording = runs.record_to(tmp_path / "run.jsonl", training)
+    records = list(islice(recording, 5))
+    monkeypatch.setattr(checkpoint, "whole", whole)
+    says = r"step 6 cannot be written to .*/c \(Read-only file system\).*goes on from step 3"
+    with pytest.raises(InputError, match=says):
+        next(recording)
+    assert list(runs.read(tmp_path / "run.jsonl.partial")) == records
+    assert names(tmp_path / "c") == ["step-000003.checkpoint"]
 
 
 @pytest.mark.parametrize(

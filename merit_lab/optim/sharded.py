@@ -35,7 +35,25 @@ def met(norm: Tensor) -> Tensor:
         return norm
     from torch.distributed.tensor import Replicate
 
-    return norm.redistribute(placements=[Replicate() if p.is_partial() else p for p in placements])
+    everywhere = [Replicate() if p.is_partial() else p for p in placements]
+    if not any(getattr(p, "reduce_op", None) == "max" for p in placements):
+        return norm.redistribute(placements=everywhere)
+    here = {"device_mesh": norm.device_mesh, "run_check": False, "shape": norm.shape, "stride": norm.stride()}
+    bits, dtype = _as_bits(norm.to_local())
+    bits = type(norm).from_local(bits, placements=placements, **here).redistribute(placements=everywhere)
+    return type(norm).from_local(bits.to_local().view(dtype).to(norm.dtype), placements=everywhere, **here)
+
+
+def _as_bits(magnitudes: Tensor) -> tuple[Tensor, torch.dtype]:
+    """Magnitudes as whole numbers of the same order, NaN above all; and the dtype to view these as afterwards.
+
+    gloo's and NCCL's maximum of floating-point numbers may lose a NaN: then a rank would go on as if there were none,
+    where one process has NaN everywhere. Their maximum of whole numbers cannot.
+    """
+    if magnitudes.element_size() < 4:  # they have no maximum of 16-bit whole numbers
+        magnitudes = magnitudes.float()
+    # abs: a NaN may have a sign, with which it would be below all
+    return magnitudes.abs().view(torch.int64 if magnitudes.element_size() == 8 else torch.int32), magnitudes.dtype
 
 
 @cache
@@ -124,8 +142,13 @@ def exchange(entries: list[tuple[Tensor, dict[str, Tensor | None], bool]]) -> li
         for (mesh, squares, _), places in packed.items():
             parts = [sizes[name] for sizes, name in places]
             buffer = torch.cat([part.reshape(-1) for part in parts])
-            operation = distributed.ReduceOp.SUM if squares else distributed.ReduceOp.MAX
-            distributed.all_reduce(buffer, operation, group=mesh.get_group(dim))
+            group = mesh.get_group(dim)
+            if squares:
+                distributed.all_reduce(buffer, distributed.ReduceOp.SUM, group=group)
+            else:
+                bits, dtype = _as_bits(buffer)
+                distributed.all_reduce(bits, distributed.ReduceOp.MAX, group=group)
+                buffer = bits.view(dtype)
             for (sizes, name), whole in zip(places, buffer.split([p.numel() for p in parts]), strict=True):
                 sizes[name] = whole.reshape(sizes[name].shape)
     return after
