@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +63,8 @@ def ratios(step, *, ratio: str = "element", bound: bool = True) -> RatioSummary 
 def _quantiles(x: Tensor | None) -> list[float] | None:
     if x is None:
         return None
-    ordered = x.flatten().float().sort().values  # torch.quantile refuses more than 16 million elements
-    places = [round(q * (len(ordered) - 1)) for q in QUANTILES]
-    return [round_(q) for q in ordered[places].tolist()]  # one wait for a GPU, not five
+    x = x.flatten().float()  # torch.quantile refuses more than 16 million elements
+    places = [round(q * (len(x) - 1)) for q in QUANTILES]
+    if x.device.type == "cpu":  # several times as fast as to sort
+        return [round_(q) for q in np.partition(x.numpy(), places)[places].tolist()]
+    return [round_(q) for q in x.sort().values[places].tolist()]  # one wait for a GPU, not five
