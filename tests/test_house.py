@@ -28,7 +28,7 @@ def project():
 def required():
     """(name, least version) of every dependency in pyproject.toml."""
     lists = [project()["dependencies"], *project()["optional-dependencies"].values()]
-    return {re.fullmatch(r"([\w-]+)>=([\d.]+)", entry).groups() for entries in lists for entry in entries}
+    return {re.fullmatch(r"([\w-]+)>=([\d.]+)(?:; .*)?", entry).groups() for entries in lists for entry in entries}
 
 
 def pins():
