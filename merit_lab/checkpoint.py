@@ -42,11 +42,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from . import __version__
-from .distributed import from_all
+from .distributed import from_all, place
 from .errors import InputError, shown
 from .files import check_folder, clear_left, from_json, whole
 
@@ -274,7 +273,7 @@ def _spread(x: Tensor, like: Tensor) -> Tensor:
 
 def _is_first_rank() -> bool:
     """Whether this process writes: the only one, or the first of those that train together."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    return place()[0] == 0
 
 
 @contextmanager

@@ -288,11 +288,18 @@ def end_on_sigterm(ranks: Ranks) -> None:
     signal.signal(signal.SIGTERM, end)
 
 
+def place() -> tuple[int, int]:
+    """This process's rank and how many train together: (0, 1) alone, also where torch was built without ranks."""
+    together = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+
+
 def from_all(value: Any) -> list[Any]:
     """What each rank hands in, by rank, known to all. All ranks call this together; a process alone gets its own."""
-    if not dist.is_initialized():
+    _, size = place()
+    if size == 1:
         return [value]
-    values = [None] * dist.get_world_size()
+    values = [None] * size
     dist.all_gather_object(values, value)
     return values
 
@@ -339,7 +346,8 @@ def save_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced,
 
     folder = Path(folder)
     partial, old = (folder.with_name(f".{folder.name}.{name}") for name in ("partial", "old"))
-    first = not dist.is_initialized() or dist.get_rank() == 0
+    rank, _ = place()
+    first = rank == 0
     if first:
         shutil.rmtree(partial, ignore_errors=True)
     _meet()
@@ -347,7 +355,6 @@ def save_sharded(folder: str | os.PathLike, model: nn.Module, optimizer: Traced,
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is meant
         dcp.save(_tensors(model, optimizer) | numbers, checkpoint_id=partial)
-    rank = dist.get_rank() if dist.is_initialized() else 0
     mine = [*partial.glob(f"__{rank}_*.distcp"), *([partial / ".metadata"] if first else [])]
     sums = [sum_ for theirs in from_all([(path.name, _sha256(path)) for path in mine]) for sum_ in theirs]
     if first:
@@ -412,7 +419,7 @@ def _checked(folder: Path):
     Raises:
         InputError: a file is missing, was cut short or changed, or is something else.
     """
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, size = place()
     path = folder / SUMS
     try:
         sums = [line.split("  ", 1) for line in read_text(path).removesuffix("\n").split("\n")]
